@@ -1,0 +1,311 @@
+"""The gradient of a step from whichever workers answer: `coded_value_and_grad`.
+
+Each worker computes the payload of its partitions (the loss, the gradient, metrics), encodes it and
+sends it; the survivors' messages are decoded to the mean over the whole batch. One per-worker
+program serves three executors: all workers on one device, workers spread over a mesh, and the
+workers of a map that the caller owns.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxcode.codes import Code
+from jaxcode.coding import decode
+from jaxcode.factors import LeafSummary, Summary
+from jaxcode.jaxprs import varying_axes
+from jaxcode.leaves import Static, eval_shape, split_arrays
+from jaxcode.lowrank import to_dense
+from jaxcode.partitions import Partitions, assign
+from jaxcode.payload import num_bytes
+from jaxcode.worker import Method, Payload, Worker
+
+
+class MessageSummary(NamedTuple):
+    """What one worker sends in one step; ``str()`` makes a table of it.
+
+    Attributes:
+        rows: per leaf of the parameters its path, shape, kind, numbers in the message, reason.
+        numbers: numbers in the whole message, with the loss value and auxiliary outputs.
+        message_bytes: bytes of it.
+        dense_bytes: bytes of an uncoded dense gradient, loss value and auxiliary outputs included.
+    """
+
+    rows: tuple[LeafSummary, ...]
+    numbers: int
+    message_bytes: int
+    dense_bytes: int
+
+    def __str__(self) -> str:
+        """One line a leaf, and the total."""
+        table = str(Summary(self.rows)).rsplit("\n", 1)[0]
+        share = self.message_bytes / self.dense_bytes
+        return f"{table}\n{self.message_bytes:,} bytes a message, {share:.3f} of dense"
+
+
+@dataclass(frozen=True, eq=False)
+class CodedGradient:
+    """Computes a loss and its gradient through a code; see `coded_value_and_grad`."""
+
+    worker: Worker
+    mesh: Mesh | None
+    axis_name: Any
+
+    def __call__(self, params: Any, batch: Any, weights: Any, *, key: Any = None) -> Any:
+        """Return ``(value, grads)``, or ``((value, aux), grads)`` with ``has_aux``.
+
+        Args:
+            params: the parameters.
+            batch: the global batch, leaves (N, ...), or what `assign` made of it. With an
+                ``axis_name`` and no mesh, one worker's part of what `assign` made.
+            weights: D (m, n) from ``code.decoding_weights(survivors)``.
+            key: a PRNG key for the step. If given, the loss is called as ``loss(params, examples,
+                key)`` with the key folded with the partition's index.
+        """
+        weights = jnp.asarray(weights, jnp.float32)
+        arrays, static = split_arrays((params, batch, weights, key))
+        return self._compiled(static, arrays)
+
+    def messages(self, params: Any, batch: Any, *, key: Any = None) -> Payload:
+        """All workers' messages ``(value, aux, grads)``, stacked on a leading axis of n workers.
+
+        ``grads`` is what `decode_gradients` takes in an Optax chain.
+        """
+        arrays, static = split_arrays((params, batch, key))
+        return self._compiled_messages(static, arrays)
+
+    def summary(self, params: Any, batch: Any, *, key: Any = None) -> MessageSummary:
+        """What one worker sends, from shapes alone: per leaf, and in bytes."""
+        return _summarise(self.worker, params, batch, key)
+
+    @cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        def run(static: Static, arrays: list[Any]) -> Any:
+            params, batch, weights, key = static.merge(arrays)
+            if self.mesh is not None:
+                return self._on_mesh(params, self._parts(batch), weights, key)
+            if self.axis_name is not None and isinstance(batch, Partitions):
+                return self._in_map(params, batch, weights, key)
+            workers = np.arange(self.worker.code.num_workers)
+            return self._decoded(params, self._parts(batch), weights, key, workers, None)
+
+        return jax.jit(run, static_argnums=0)
+
+    @cached_property
+    def _compiled_messages(self) -> Callable[..., Any]:
+        def run(static: Static, arrays: list[Any]) -> Payload:
+            params, batch, key = static.merge(arrays)
+            workers = np.arange(self.worker.code.num_workers)
+            return self._messages(params, self._parts(batch), key, workers)
+
+        return jax.jit(run, static_argnums=0)
+
+    def _parts(self, batch: Any) -> Partitions:
+        return batch if isinstance(batch, Partitions) else assign(batch, self.worker.code)
+
+    def _messages(self, params: Any, parts: Partitions, key: Any, workers: Any) -> Payload:
+        """Messages of the workers here, stacked."""
+
+        def one(part: Partitions, worker: Any) -> Payload:
+            return self.worker.message(params, part, worker, key)
+
+        if len(workers) == 1:  # no batching of the loss where there is nothing to batch
+            message = one(jax.tree.map(lambda x: x[0], parts), workers[0])
+            return jax.tree.map(lambda x: x[None], message)
+        return jax.vmap(one)(parts, jnp.asarray(workers))
+
+    def _decoded(
+        self, params: Any, parts: Partitions, weights: Any, key: Any, workers: Any, axis: Any
+    ) -> Any:
+        messages = self._messages(params, parts, key, workers)
+        like = self.worker.shapes(params, parts, key)
+        result = decode(
+            messages, self.worker.code, weights, like=like, axis_name=axis, workers=workers
+        )
+        grads = to_dense(result.grads, params)
+        return ((result.value, result.aux) if self.worker.has_aux else result.value), grads
+
+    def _on_mesh(self, params: Any, parts: Partitions, weights: Any, key: Any) -> Any:
+        mesh, axis = self.mesh, self.axis_name
+        assert mesh is not None
+        here = self.worker.code.num_workers // mesh.shape[axis]
+        shared, static = split_arrays((params, weights, key))
+        everywhere, spread = PartitionSpec(), PartitionSpec(axis)
+
+        def body(shared: list[Any], parts: Partitions) -> Any:
+            params, weights, key = static.merge(shared)
+            workers = jax.lax.axis_index(axis) * here + jnp.arange(here)
+            # Differentiating what is the same on every device would sum over the devices.
+            return self._decoded(_varying(params, axis), parts, weights, key, workers, axis)
+
+        if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis] == AxisType.Explicit:
+            shared = [_replicated(x, mesh, axis) for x in shared]
+            parts = jax.sharding.reshard(parts, NamedSharding(mesh, spread))
+        return jax.shard_map(
+            body,
+            mesh=mesh,
+            in_specs=(everywhere, spread),
+            out_specs=everywhere,
+            axis_names={axis},
+        )(shared, parts)
+
+    def _in_map(self, params: Any, part: Partitions, weights: Any, key: Any) -> Any:
+        axis = self.axis_name
+        try:
+            worker = jax.lax.axis_index(axis)
+        except NameError as error:
+            raise ValueError(
+                "`coded_value_and_grad` with an `axis_name` and no mesh needs to be called inside "
+                f"your own map over that axis, one worker's part each; {axis!r} is not mapped "
+                "here: pass `mesh=`, or the whole batch"
+            ) from error
+        if varying_axes(worker):
+            params = _varying(params, axis)
+        parts = jax.tree.map(lambda x: x[None], part)
+        return self._decoded(params, parts, weights, key, worker[None], axis)
+
+
+def _varying(params: Any, axis: Any) -> Any:
+    """Mark parameters as each device's own, so that their gradients are."""
+
+    def cast(leaf: Any) -> Any:
+        if not hasattr(leaf, "dtype") or axis in varying_axes(leaf):
+            return leaf
+        return jax.lax.pcast(leaf, axis, to="varying")
+
+    return jax.tree.map(cast, params)
+
+
+def _replicated(array: Any, mesh: Mesh, axis: Any) -> Any:
+    """Undo a sharding over the workers' axis, and leave those over others alone."""
+    spec = jax.typeof(array).sharding.spec
+    used = {name for entry in spec for name in (entry if isinstance(entry, tuple) else (entry,))}
+    if axis not in used:
+        return array
+    return jax.sharding.reshard(array, NamedSharding(mesh, PartitionSpec()))
+
+
+def _summarise(worker: Worker, params: Any, batch: Any, key: Any) -> MessageSummary:
+    """Trace one worker's message and count what is in it."""
+    code = worker.code
+    parts = batch if isinstance(batch, Partitions) else eval_shape(_assigner(code), batch)
+    part = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts)
+
+    def send(params: Any, part: Partitions, key: Any) -> Payload:
+        return worker.message(params, part, 0, key)
+
+    message = eval_shape(send, params, part, key)
+    counts: list[int] = []
+    jax.tree.map(lambda _, leaf: counts.append(_numbers(leaf)), params, message.grads)
+    rows = tuple(
+        row._replace(numbers=count)
+        for row, count in zip(worker.summary(params, parts, key), counts, strict=True)
+    )
+    numbers = _numbers(message)
+    dense = worker.shapes(params, parts, key)
+    return MessageSummary(rows, numbers, num_bytes(message), num_bytes(dense))
+
+
+def _numbers(tree: Any) -> int:
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
+
+
+def _assigner(code: Code) -> Callable[[Any], Partitions]:
+    return lambda batch: assign(batch, code)
+
+
+def coded_value_and_grad(
+    loss: Callable[..., Any],
+    code: Code,
+    *,
+    method: Method = "dense",
+    mesh: Mesh | None = None,
+    axis_name: Any = None,
+    has_aux: bool = False,
+    trainable: Any = None,
+    wire_dtype: Any = None,
+) -> CodedGradient:
+    """Make a function that returns a loss and its gradient, decoded from the workers that answered.
+
+    With at most s stragglers the result is the mean over the whole batch, as ``jax.value_and_grad``
+    gives it, whoever is missing; with more, it is what the weights make of the rest. Stragglers are
+    in the weights, which are data: one compilation serves every pattern.
+
+    Args:
+        loss: ``loss(params, examples)``, or ``loss(params, examples, key)``, on one partition's
+            examples. Returns their mean, or one value an example, (b,): then batches need not
+            divide by the number of partitions. Losses that look across examples (batch norm) see
+            one partition at a time.
+        code: who computes what, and how it is coded.
+        method: "dense" sends gradients as they are. "factors" sends a weight's gradient as
+            ``x^T, delta`` where that is fewer numbers: try it when a partition has few rows
+            (examples times positions) against the layers' widths. Needs a block code.
+        mesh: spread the workers over this mesh; n must be a multiple of the axis's size. Axes of
+            either type, and further axes, are fine. Default: all workers on one device.
+        axis_name: the mesh's axis for the workers; may be left out if there is only one. Without a
+            mesh, the axis of your own vmap, `jax.pmap` or `jax.shard_map`, inside which the result
+            is called on one worker's part: ``jax.pmap(coded, axis_name, in_axes=(None, 0, None))(
+            params, assign(batch, code), weights)``.
+        has_aux: the loss returns ``(value, aux)``; floating-point outputs, averaged like the loss.
+        trainable: which leaves get a gradient; see `factored_value_and_grad`. The others are not
+            sent, and get zeros, so that Optax leaves them as they are.
+        wire_dtype: dtype of the messages, for instance ``jnp.bfloat16``; default is each leaf's.
+
+    Returns:
+        A `CodedGradient`: ``coded(params, batch, weights, key=None) -> (value, grads)``. Gradients
+        are dense and have the parameters' structure, shapes and dtypes. The value and auxiliary
+        outputs are float32 (or wider). ``coded.summary(params, batch)`` tells what a message holds.
+
+    Raises:
+        ValueError: the method, mesh or axis does not fit; later, at trace time, the batch, the loss
+            or the weights.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxcode.codes import fractional_repetition
+        >>> code = fractional_repetition(num_workers=4, num_stragglers=1)
+        >>> loss = lambda params, batch: jnp.mean((batch["x"] @ params - batch["y"]) ** 2)
+        >>> batch = {"x": jnp.ones((4, 3)), "y": jnp.arange(4.0)}
+        >>> coded = coded_value_and_grad(loss, code)
+        >>> weights = code.decoding_weights([True, False, False, True])
+        >>> value, grads = coded(jnp.zeros(3), batch, weights)
+        >>> float(value), grads.tolist()
+        (3.5, [-3.0, -3.0, -3.0])
+    """
+    if method not in ("dense", "factors"):
+        raise ValueError(
+            f'`coded_value_and_grad` needs method="dense" or method="factors", got {method!r}'
+        )
+    if method == "factors" and code.block is None:
+        raise ValueError(
+            f'`coded_value_and_grad` needs a block code for method="factors", got {code!r}: '
+            'factors do not add; use `fractional_repetition`, or method="dense"'
+        )
+    if mesh is not None:
+        axis_name = _worker_axis(mesh, axis_name, code)
+    worker = Worker(loss, code, method, has_aux, trainable, wire_dtype)
+    return CodedGradient(worker, mesh, axis_name)
+
+
+def _worker_axis(mesh: Mesh, axis_name: Any, code: Code) -> Any:
+    if axis_name is None and len(mesh.axis_names) == 1:
+        axis_name = mesh.axis_names[0]
+    if axis_name not in mesh.axis_names:
+        raise ValueError(
+            f"`coded_value_and_grad` needs the mesh axis that the workers are on, one of "
+            f"{mesh.axis_names}, got {axis_name!r}: pass `axis_name=`"
+        )
+    if code.num_workers % mesh.shape[axis_name]:
+        raise ValueError(
+            f"`coded_value_and_grad` needs a number of workers that is a multiple of the mesh "
+            f"axis's size, got {code.num_workers} workers and {mesh.shape[axis_name]} devices "
+            f"along {axis_name!r}: use a smaller mesh, or a code for more workers"
+        )
+    return axis_name

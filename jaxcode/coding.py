@@ -1,0 +1,280 @@
+"""Encoding and decoding: two linear maps on payloads, under vmap, shard_map and pmap alike.
+
+`encode` is what one worker does before it sends; `decode` what everybody does with what arrived.
+Messages are stacked on a leading axis: all n of them on one device, or one device's own, with the
+rest behind a named axis. Which workers arrived is in the decoding weights, an array like any other.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxcode.codes import Code
+from jaxcode.jaxprs import varying_axes
+from jaxcode.lowrank import IndexedRows, LowRank, is_structured
+from jaxcode.payload import fragment, is_coded, join
+
+
+def _wide(array: Array) -> Array:
+    """Arithmetic is in float32, or in float64 where the numbers are."""
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def encode(gradient: Any, code: Code, worker: Any, *, wire_dtype: Any = None) -> Any:
+    """Code one worker's payload: ``message_i = sum_{p,j} B[i,p,j] fragment_j(g_p)``.
+
+    Args:
+        gradient: the payload of the worker's partition; with a load d > 1, leaves have a leading
+            axis of d partitions. Leaves may be `LowRank` or `IndexedRows` if the load is 1.
+        code: the code.
+        worker: the worker's index i, a number or an array: ``jax.lax.axis_index`` under a map.
+        wire_dtype: dtype of the message; default is each leaf's own. A narrow one suits block codes
+            only: others amplify its rounding.
+
+    Returns:
+        The coded payload, each floating-point array 1/m as long; integers travel whole.
+
+    Raises:
+        ValueError: the gradient was already summed over the workers: inside `jax.shard_map`, the
+            gradient of parameters that are the same on every worker is their sum.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxcode.codes import fractional_repetition
+        >>> code = fractional_repetition(4, 1, num_fragments=2)
+        >>> encode({"w": jnp.ones((3, 2))}, code, worker=0)["w"].shape
+        (3,)
+    """
+    _check_not_summed(gradient, worker)
+    return encode_unchecked(gradient, code, worker, wire_dtype)
+
+
+def encode_unchecked(gradient: Any, code: Code, worker: Any, wire_dtype: Any) -> Any:
+    """`encode` for a gradient that is known to be the worker's own, constants included."""
+    table = jnp.asarray(code.coefficients, jnp.float32)
+    coefficients = table[worker] if code.load > 1 else table[worker, 0]
+
+    with jax.named_scope("encode"):
+        partial = jax.tree.map(lambda x: _combine(x, coefficients, code), gradient)
+        return jax.tree.map(
+            lambda x, like: x.astype(wire_dtype or like.dtype) if is_coded(x) else x,
+            partial,
+            gradient,
+        )
+
+
+def _combine(array: Array, coefficients: Array, code: Code) -> Array:
+    if not is_coded(array):
+        return array
+    if code.load == 1:
+        fragments = _wide(fragment(array, code.num_fragments))
+    else:
+        fragments = _wide(jax.vmap(lambda x: fragment(x, code.num_fragments))(array))
+    return jnp.tensordot(
+        coefficients.astype(fragments.dtype),
+        fragments,
+        axes=coefficients.ndim,
+        precision=jax.lax.Precision.HIGHEST,
+    )
+
+
+def _check_not_summed(gradient: Any, worker: Any) -> None:
+    axes = varying_axes(worker) if isinstance(worker, jax.Array) else frozenset()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
+        missing = axes - varying_axes(leaf)
+        if missing:
+            names = ", ".join(map(repr, sorted(map(str, missing))))
+            raise ValueError(
+                f"`encode` needs each worker's own gradient; got leaf{jax.tree_util.keystr(path)} "
+                f"that is the same over the mesh axis {names}, so it is already summed over the "
+                "workers: cast the parameters with `jax.lax.pcast(params, axis, to='varying')` "
+                "before differentiating"
+            )
+
+
+class Decoder:
+    """Weighted sums of stacked messages, over the devices' workers and a named axis."""
+
+    def __init__(self, code: Code, weights: Array, workers: Any, axis_name: Any):
+        """Prepare for ``weights`` (m, n) and the ``workers`` whose messages are on this device."""
+        self._code = code
+        self._axis = axis_name
+        self._local = axis_name is not None
+        self._workers = workers
+        weights = jnp.asarray(weights)
+        self.weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
+        if code.block is not None:
+            self.scale, self.recovered = self._blocks()
+
+    def _blocks(self) -> tuple[Array, Array]:
+        """Per block, by what the weights multiply its payload, and whether they recover it.
+
+        ``D B`` restricted to a block is ``c I`` if its payload comes back c times: c is 1 or, for
+        the mean over recovered examples, more. Fewer answers than fragments give no multiple of I.
+        """
+        code = self._code
+        m = code.num_fragments
+        per_worker = jnp.einsum(
+            "jn,nl->njl",
+            self.weights,
+            jnp.asarray(code.coefficients[:, 0], self.weights.dtype),
+            precision=jax.lax.Precision.HIGHEST,
+        )
+        products = jax.ops.segment_sum(per_worker, jnp.asarray(code.block), code.num_partitions)
+        scale = jnp.trace(products, axis1=1, axis2=2) / m
+        off = products - scale[:, None, None] * jnp.eye(m, dtype=products.dtype)[None]
+        # A missing answer costs a whole dimension, so the distance is then of the order of c.
+        recovered = jnp.sum(off**2, axis=(1, 2)) < 0.01 * scale**2
+        return scale, recovered
+
+    def total(self, message: Array, shape: tuple[int, ...], *, drop: bool = False) -> Array:
+        """Decode a sum: ``fragment_j(sum_p g_p) = sum_i D[j,i] message_i``.
+
+        Args:
+            message: (workers here, ...) coded arrays.
+            shape: of the decoded array.
+            drop: leave out the blocks that are not recovered, as factors must.
+        """
+        weights = self.weights
+        if drop:
+            weights = jnp.where(self.recovered[self._code.block][None], weights, 0)
+        terms = self._weighted(message, weights[:, self._workers])
+        return join(self._reduce(jnp.sum(terms, axis=1)), shape)
+
+    def blocks(self, message: Array, shape: tuple[int, ...], *, scaled: bool) -> Array:
+        """Decode each block's payload by itself: (k, *shape), zeros where it is not recovered."""
+        undo = jnp.ones_like(self.scale) if scaled else jnp.where(self.recovered, self.scale, 1)
+        factor = jnp.where(self.recovered, 1 / undo, 0)[self._code.block][None]
+        weights = jnp.where(factor != 0, self.weights * factor, 0)
+        fragments = self._per_block(self._weighted(message, weights[:, self._workers]))
+        return jax.vmap(lambda part: join(part, shape))(fragments)
+
+    def first(self, integers: Array) -> Array:
+        """Each block's integers, from its first worker that counts: (k, ...)."""
+        n, k, block = self._code.num_workers, self._code.num_partitions, self._code.block
+        counts = jnp.any(self.weights != 0, axis=0)
+        first = jax.ops.segment_min(jnp.where(counts, jnp.arange(n), n), jnp.asarray(block), k)
+        chosen = (first[block] == jnp.arange(n))[self._workers]
+        kept = jnp.where(_as_column(chosen, integers.ndim), integers, 0)
+        return jnp.squeeze(self._per_block(kept[None]), axis=1)
+
+    def _weighted(self, message: Array, weights: Array) -> Array:
+        """The terms ``D[j,i] message_i``, (m, workers here, ...); exactly 0 for a straggler."""
+        message = _wide(message)
+        columns = weights.astype(message.dtype).reshape(*weights.shape, *[1] * (message.ndim - 1))
+        # A straggler's buffer may hold anything, and 0 times NaN is NaN.
+        return jnp.where(columns != 0, columns * message[None], 0)
+
+    def _per_block(self, terms: Array) -> Array:
+        """Sum (m, workers here, ...) over each block's workers: (k, m, ...)."""
+        code = self._code
+        if not self._local:
+            members = _members(code)
+            padded = jnp.concatenate([terms, jnp.zeros_like(terms[:, :1])], axis=1)
+            return jnp.sum(padded[:, members], axis=2).swapaxes(0, 1)
+        here = jnp.asarray(code.block)[self._workers]
+        own = here[None, :] == jnp.arange(code.num_partitions)[:, None]
+        own = own.reshape(*own.shape[:1], 1, own.shape[1], *[1] * (terms.ndim - 2))
+        return self._reduce(jnp.sum(jnp.where(own, terms[None], 0), axis=2))
+
+    def _reduce(self, partial: Array) -> Array:
+        return jax.lax.psum(partial, self._axis) if self._local else partial
+
+
+def _as_column(flags: Array, ndim: int) -> Array:
+    return flags.reshape(-1, *[1] * (ndim - 1))
+
+
+def _members(code: Code) -> np.ndarray:
+    """The workers of each block, (k, largest group); n where a group is smaller."""
+    n, k, block = code.num_workers, code.num_partitions, code.partitions[:, 0]
+    order = np.argsort(block, kind="stable")
+    sizes = np.bincount(block, minlength=k)
+    table = np.full((k, sizes.max()), n)
+    table[np.arange(sizes.max()) < sizes[:, None]] = order
+    return table
+
+
+def decode(
+    messages: Any,
+    code: Code,
+    weights: Any,
+    *,
+    like: Any,
+    axis_name: Any = None,
+    workers: Any = None,
+) -> Any:
+    """Decode the sum of all partitions' payloads from stacked messages.
+
+    Args:
+        messages: coded payload (see `encode`), leaves with a leading axis: all n workers, or under
+            a named axis the workers of this device.
+        code: the code.
+        weights: D (m, n), from ``code.decoding_weights(survivors)``. A message whose weights are 0
+            is not touched, whatever it holds.
+        like: the payload before encoding, or its shapes, with parameters' shapes for structured
+            leaves; the result has its shapes and dtypes.
+        axis_name: the mapped axis (or axes) the workers are spread over, if any.
+        workers: indices of the workers on this device, needed with ``axis_name``.
+
+    Returns:
+        A pytree of dense arrays like ``like``.
+
+    Raises:
+        ValueError: the weights are not (m, n), or the payload is in factors and the code has no
+            blocks: factors do not add.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from jaxcode.codes import fractional_repetition
+        >>> code = fractional_repetition(4, 1)
+        >>> messages = jax.vmap(lambda i: encode(jnp.ones(3), code, i))(jnp.arange(4))
+        >>> weights = code.decoding_weights(jnp.array([True, False, True, True]))
+        >>> decode(messages, code, weights, like=jnp.ones(3)).tolist()
+        [2.0, 2.0, 2.0]
+    """
+    n, m = code.num_workers, code.num_fragments
+    if jnp.shape(weights) != (m, n):
+        raise ValueError(
+            f"`decode` needs weights of shape (num_fragments, num_workers) = {(m, n)}, got "
+            f"{jnp.shape(weights)}: pass `code.decoding_weights(survivors)` of one step"
+        )
+    structured = any(map(is_structured, jax.tree.leaves(messages, is_leaf=is_structured)))
+    if structured and code.block is None:
+        raise ValueError(
+            f"`decode` needs a block code for gradients in factors, got {code!r}: factors do not "
+            "add; use `fractional_repetition`, or dense gradients"
+        )
+    workers = np.arange(n) if workers is None else workers
+    with jax.named_scope("decode"):
+        decoder = Decoder(code, weights, workers, axis_name)
+        leaf = _leaf_decoder(decoder, drop=structured)
+        return jax.tree.map(leaf, messages, like, is_leaf=is_structured)
+
+
+def _leaf_decoder(decoder: Decoder, *, drop: bool) -> Callable[[Any, Any], Any]:
+    def decoded(message: Any, like: Any) -> Any:
+        if isinstance(message, LowRank):
+            P_shape, Q_shape = message.factor_shapes
+            P = decoder.blocks(message.P, P_shape, scaled=False)
+            Q = decoder.blocks(message.Q, Q_shape, scaled=True)
+            P, Q = (_side_by_side(factors) for factors in (P, Q))
+            return message.with_factors(P, Q).to_dense()
+        if isinstance(message, IndexedRows):
+            indices = decoder.first(message.indices)
+            shape = (indices.shape[1], *message.shape[1:])
+            rows = decoder.blocks(message.rows, shape, scaled=True)
+            rows = rows.reshape(-1, *message.shape[1:])
+            return IndexedRows(indices.reshape(-1), rows, message.shape, message.dtype).to_dense()
+        return decoder.total(message, tuple(like.shape), drop=drop).astype(like.dtype)
+
+    return decoded
+
+
+def _side_by_side(factors: Array) -> Array:
+    """Blocks' factors (k, ..., p, r) as one factor (..., p, k r): ranks add."""
+    return jnp.moveaxis(factors, 0, -2).reshape(*factors.shape[1:-1], -1)

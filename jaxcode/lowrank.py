@@ -1,0 +1,171 @@
+"""Gradients that are not stored as matrices: sufficient factors and indexed rows.
+
+A layer ``y = x @ W`` has the gradient ``x^T delta``. With ``r`` rows of ``x`` its rank is at most
+``r``, and the pair ``(x^T, delta^T)`` says all there is to say about it in ``r (p + q)`` numbers.
+The gradient of an embedding table touches only the rows that were looked up. Both are pytrees, so
+whatever is linear in the stored numbers (encoding, decoding) maps over them leaf by leaf.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+def _static() -> Any:
+    return field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LowRank:
+    """The matrix ``P Q^T``, one for each index of the batch axes.
+
+    Attributes:
+        P: left factor, (*batch, p, r). For a layer ``x @ W`` it is ``x^T``.
+        Q: right factor, (*batch, q, r). For a layer ``x @ W`` it is ``delta^T``.
+        shape: shape of the parameter, whose axes the factors' axes are folded from.
+        rows: the parameter's axes that p runs over, in order.
+        batch: the parameter's axes that hold one matrix each (stacked layers, experts).
+        dtype: dtype of the parameter, and of the dense gradient.
+        rank: r, an upper bound on the rank of each matrix.
+        product_dtype: dtype in which automatic differentiation would have returned the product;
+            narrower than ``dtype`` where a layer computes in half precision.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x, delta = jnp.ones((2, 5)), jnp.ones((2, 3))
+        >>> grad = LowRank.from_factors(x.T, delta.T)
+        >>> grad.rank, grad.to_dense().shape
+        (2, (5, 3))
+    """
+
+    P: Any
+    Q: Any
+    shape: tuple[int, ...] = _static()
+    rows: tuple[int, ...] = _static()
+    batch: tuple[int, ...] = _static()
+    dtype: Any = _static()
+    rank: int = _static()
+    product_dtype: Any = _static()
+
+    @classmethod
+    def from_factors(cls, P: Float[Array, "p r"], Q: Float[Array, "q r"]) -> "LowRank":
+        """Wrap the factors of one p x q matrix."""
+        shape = (P.shape[0], Q.shape[0])
+        dtype = jnp.promote_types(P.dtype, Q.dtype)
+        return cls(P, Q, shape, (0,), (), dtype, P.shape[1], dtype)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The parameter's axes that q runs over, in order."""
+        used = set(self.rows) | set(self.batch)
+        return tuple(axis for axis in range(len(self.shape)) if axis not in used)
+
+    @property
+    def factor_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of P and Q; also where the factors themselves are coded, and have other shapes."""
+        batch, rows, columns = (
+            tuple(self.shape[axis] for axis in axes)
+            for axes in (self.batch, self.rows, self.columns)
+        )
+        return (*batch, math.prod(rows), self.rank), (*batch, math.prod(columns), self.rank)
+
+    def with_factors(self, P: Any, Q: Any) -> "LowRank":
+        """A gradient of the same parameter with other factors, of any rank, unrounded."""
+        return replace(self, P=P, Q=Q, rank=P.shape[-1], product_dtype=self.dtype)
+
+    def to_dense(self) -> Array:
+        """Form the product, in the parameter's shape and dtype.
+
+        The product is summed in float32 at the highest precision, and rounded where automatic
+        differentiation would have rounded it.
+        """
+        P, Q = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (self.P, self.Q))
+        product = jnp.einsum("...pr,...qr->...pq", P, Q, precision=jax.lax.Precision.HIGHEST)
+        order = (*self.batch, *self.rows, *self.columns)
+        product = product.reshape([self.shape[axis] for axis in order])
+        inverse = sorted(range(len(order)), key=order.__getitem__)
+        return product.transpose(inverse).astype(self.product_dtype).astype(self.dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class IndexedRows:
+    """A table that is zero outside some rows: row ``indices[i]`` holds the sum of its ``rows[i]``.
+
+    Attributes:
+        indices: int32 (r,), repeats allowed; an index outside the table adds nothing.
+        rows: (r, *rest), the gradients of the rows looked up.
+        shape: shape (V, *rest) of the table.
+        dtype: dtype of the table, and of the dense gradient.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> grad = IndexedRows(jnp.array([1, 1]), jnp.ones((2, 4)), (3, 4), jnp.float32)
+        >>> grad.to_dense()[:, 0]
+        Array([0., 2., 0.], dtype=float32)
+    """
+
+    indices: Any
+    rows: Any
+    shape: tuple[int, ...] = _static()
+    dtype: Any = _static()
+
+    def to_dense(self) -> Array:
+        """Add the rows up into the table; sums are in float32."""
+        wide = jnp.promote_types(self.rows.dtype, jnp.float32)
+        table = jnp.zeros(self.shape, wide)
+        return table.at[self.indices].add(self.rows.astype(wide), mode="drop").astype(self.dtype)
+
+
+Structured = (LowRank, IndexedRows)
+
+
+def is_structured(leaf: Any) -> bool:
+    """Whether a gradient leaf is stored as factors or rows; for ``jax.tree.map(is_leaf=...)``."""
+    return isinstance(leaf, Structured)
+
+
+def concatenate(parts: list[LowRank]) -> LowRank:
+    """Add gradients of one parameter by putting their factors side by side: ranks add.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> one = LowRank.from_factors(jnp.ones((4, 2)), jnp.ones((3, 2)))
+        >>> concatenate([one, one]).rank
+        4
+    """
+    P = jnp.concatenate([part.P for part in parts], axis=-1)
+    Q = jnp.concatenate([part.Q for part in parts], axis=-1)
+    return replace(parts[0], P=P, Q=Q, rank=P.shape[-1])
+
+
+def to_dense(grads: Any, params: Any) -> Any:
+    """Turn a tree of factored gradients into dense ones, ready for Optax.
+
+    Args:
+        grads: as returned by `factored_value_and_grad`: arrays, `LowRank`, `IndexedRows`, or None
+            for leaves without a gradient (frozen, integer, bool, unused).
+        params: the parameters; a leaf without a gradient becomes zeros like its parameter, so that
+            `optax.apply_updates` leaves that parameter untouched.
+
+    Returns:
+        A tree of arrays with the structure, shapes and dtypes of ``params``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> to_dense({"w": None}, {"w": jnp.ones(2)})["w"]
+        Array([0., 0.], dtype=float32)
+    """
+
+    def dense(param: Any, grad: Any) -> Any:
+        if grad is None:
+            is_array = hasattr(param, "dtype")
+            return jnp.zeros(param.shape, param.dtype) if is_array else None
+        return grad.to_dense() if is_structured(grad) else grad
+
+    return jax.tree.map(dense, params, grads, is_leaf=lambda leaf: leaf is None)

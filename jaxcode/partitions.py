@@ -1,0 +1,89 @@
+"""Dealing a global batch out to workers: `assign`.
+
+The batch is cut into k partitions whose sizes differ by at most one example, and each worker gets
+those that the code gives it. Every array has the same shape on every worker, so partitions that are
+one example short (or empty) are padded with a real example, whose share of the mean is zero.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxcode.codes import Code
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Partitions:
+    """What each worker computes on.
+
+    Attributes:
+        examples: the batch's tree, leaves (n, d, b, ...): worker, partition, example.
+        share: float32 (n, d, b), each example's share of the global mean: 1/N, and 0 for padding.
+        padded: whether any example is padding; then the loss must return per-example values.
+    """
+
+    examples: Any
+    share: Any
+    padded: bool = field(metadata={"static": True})
+
+
+def partition_sizes(num_examples: int, num_partitions: int) -> np.ndarray:
+    """Number of examples of each partition: as even as possible, larger ones first.
+
+    Example:
+        >>> partition_sizes(10, 4)
+        array([3, 3, 2, 2])
+    """
+    small, larger = divmod(num_examples, num_partitions)
+    return np.where(np.arange(num_partitions) < larger, small + 1, small)
+
+
+def num_examples(batch: Any) -> int:
+    """N, the common length of the leading axis of a batch's leaves."""
+    lengths = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    if len(lengths) != 1 or lengths in ({()}, {(0,)}):
+        shapes = jax.tree.map(jnp.shape, batch)
+        raise ValueError(
+            "`batch` needs arrays with one common leading axis of at least one example; got shapes "
+            f"{shapes}: put what is not per example into the loss, or the parameters"
+        )
+    return int(lengths.pop()[0])
+
+
+def assign(batch: Any, code: Code) -> Partitions:
+    """Give each worker its partitions of a global batch.
+
+    Args:
+        batch: pytree of arrays with a common leading axis of N examples. NumPy stays NumPy.
+        code: the code; worker i holds partitions ``code.partitions[i]``.
+
+    Returns:
+        The examples of every worker, and each example's share of the mean over the batch.
+
+    Raises:
+        ValueError: the leaves have no common leading axis, or no examples.
+
+    Example:
+        >>> import numpy as np
+        >>> from jaxcode.codes import fractional_repetition
+        >>> parts = assign(np.arange(5), fractional_repetition(4, 1))
+        >>> parts.examples[:, 0].tolist()
+        [[0, 1, 2], [0, 1, 2], [3, 4, 4], [3, 4, 4]]
+        >>> parts.share[3, 0]
+        array([0.2, 0.2, 0. ], dtype=float32)
+    """
+    total = num_examples(batch)
+    sizes = partition_sizes(total, code.num_partitions)
+    starts = np.cumsum(sizes) - sizes
+    offsets = np.arange(sizes.max())
+    real = offsets < sizes[:, None]
+    # Padding repeats an example: zeros could make a loss or its derivative infinite.
+    index = starts[:, None] + np.minimum(offsets, np.maximum(sizes - 1, 0)[:, None])
+    index = np.minimum(index, total - 1)[code.partitions]
+    share = np.where(real, np.float32(1 / total), np.float32(0))[code.partitions]
+    examples = jax.tree.map(lambda x: (x if hasattr(x, "shape") else np.asarray(x))[index], batch)
+    return Partitions(examples, share, padded=not real.all())

@@ -1,0 +1,246 @@
+"""Finding ``x^T delta`` in the jaxpr of a gradient.
+
+Automatic differentiation forms a weight's gradient in a last step: a product of two matrices, or a
+scatter of rows into zeros, dressed in transposes, reshapes, casts, sums over several uses, and
+inside the bodies of scans and remats. `find_terms` walks back from the gradient to those last
+steps and describes them, so that their operands can be returned in place of their result.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+from jax.lax import GatherScatterMode
+
+from jaxcode.jaxprs import Graph, Inside, Value, dtype_of, is_remat, is_scan, shape_of
+
+
+class NotFactored(Exception):
+    """The gradient is not a product; the message says what it is instead."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One operand of a product, and what its dimensions are for.
+
+    Attributes:
+        value: where the operand is computed.
+        batch: its dimensions that index separate products.
+        free: its dimensions that survive in the product.
+        contract: its dimensions that are summed over, in the other side's order.
+        sizes: the product's dimensions that ``free`` is seen as, after reshapes.
+    """
+
+    value: Value
+    batch: tuple[int, ...]
+    free: tuple[int, ...]
+    contract: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def lifted(self, eqn: JaxprEqn, *, summed: bool) -> "Side":
+        """The side seen from outside ``eqn``, whose iterations are stacked in front."""
+        value = Inside(eqn, self.value)
+        if not is_scan(eqn):
+            return replace(self, value=value)
+        batch, free, contract = (
+            tuple(dim + 1 for dim in dims) for dims in (self.batch, self.free, self.contract)
+        )
+        batch, contract = (batch, (0, *contract)) if summed else ((0, *batch), contract)
+        return Side(value, batch, free, contract, self.sizes)
+
+    @property
+    def rank(self) -> int:
+        """Length of the contracted dimensions together."""
+        return math.prod(shape_of(self.value)[dim] for dim in self.contract)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product and how its dimensions are arranged.
+
+    ``labels[i]`` says which dimension of the product dimension i of the current value is: a pair of
+    "batch", "left" or "right" and a position among those.
+    """
+
+    left: Side
+    right: Side
+    labels: tuple[tuple[str, int], ...]
+    dtype: Any
+
+    def lifted(self, eqn: JaxprEqn, *, summed: bool) -> "Product":
+        """The product seen from outside ``eqn``."""
+        left, right = (side.lifted(eqn, summed=summed) for side in (self.left, self.right))
+        labels = self.labels
+        if is_scan(eqn) and not summed:
+            labels = (("batch", 0), *((kind, i + (kind == "batch")) for kind, i in labels))
+        return Product(left, right, labels, self.dtype)
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Rows added into a table of zeros."""
+
+    indices: Value
+    rows: Value
+    clip: bool
+
+    def lifted(self, eqn: JaxprEqn, *, summed: bool) -> "Scatter":
+        """The scatter seen from outside ``eqn``."""
+        if is_scan(eqn) and not summed:
+            raise NotFactored("its rows are looked up in one table per scan iteration")
+        return replace(self, indices=Inside(eqn, self.indices), rows=Inside(eqn, self.rows))
+
+
+Term = Product | Scatter
+
+
+def find_terms(graph: Graph, value: Value, carry: Value | None = None) -> list[Term]:
+    """Describe ``value`` as a sum of products and scatters.
+
+    Args:
+        graph: the program that computes the value.
+        value: a gradient.
+        carry: an input that stands for the sum so far, in the body of a scan.
+
+    Returns:
+        The terms; none for a value that is zero by construction.
+
+    Raises:
+        NotFactored: the value is something else, or is partly something else.
+    """
+    if value is carry or graph.is_zero(value):
+        return []
+    eqn, index = graph.producer(value)
+    if eqn is None:
+        raise NotFactored("its gradient is an input of an inner function")
+    name = eqn.primitive.name
+    if is_scan(eqn) or is_remat(eqn):
+        return _lift(graph, eqn, index)
+    if name in _SOURCES:
+        return [_SOURCES[name](graph, eqn)]
+    if name == "add_any":
+        return [term for atom in eqn.invars for term in find_terms(graph, atom, carry)]
+    if name not in _VIEWS:
+        raise NotFactored(f"its gradient comes from `{name}`")
+    return [_VIEWS[name](term, eqn) for term in find_terms(graph, eqn.invars[0], carry)]
+
+
+def _lift(graph: Graph, eqn: JaxprEqn, index: int) -> list[Term]:
+    body = graph.body(eqn)
+    summed = is_scan(eqn) and index < eqn.params["num_carry"]
+    carry = None
+    if summed:
+        position = eqn.params["num_consts"] + index
+        carry = body.jaxpr.invars[position]
+        if not graph.is_zero(eqn.invars[position]):
+            raise NotFactored("its gradient is carried through a scan")
+    terms = find_terms(body, body.jaxpr.outvars[index], carry)
+    return [term.lifted(eqn, summed=summed) for term in terms]
+
+
+def _product(graph: Graph, eqn: JaxprEqn) -> Product:
+    del graph
+    (contract, batch) = eqn.params["dimension_numbers"]
+    sides = []
+    for value, contracted, batched in zip(eqn.invars, contract, batch, strict=True):
+        shape = shape_of(value)
+        free = tuple(d for d in range(len(shape)) if d not in (*contracted, *batched))
+        sizes = tuple(shape[d] for d in free)
+        sides.append(Side(value, tuple(batched), free, tuple(contracted), sizes))
+    left, right = sides
+    labels = (
+        *(("batch", i) for i in range(len(left.batch))),
+        *(("left", i) for i in range(len(left.free))),
+        *(("right", i) for i in range(len(right.free))),
+    )
+    return Product(left, right, labels, dtype_of(eqn.outvars[0]))
+
+
+def _scatter(graph: Graph, eqn: JaxprEqn) -> Scatter:
+    table, indices, rows = eqn.invars
+    numbers = eqn.params["dimension_numbers"]
+    ndim = len(shape_of(table))
+    lookups = len(shape_of(rows)) - (ndim - 1)
+    whole_rows = (
+        tuple(numbers.inserted_window_dims) == (0,)
+        and tuple(numbers.scatter_dims_to_operand_dims) == (0,)
+        and not numbers.operand_batching_dims
+        and tuple(numbers.update_window_dims) == tuple(range(lookups, len(shape_of(rows))))
+        and shape_of(rows)[lookups:] == shape_of(table)[1:]
+    )
+    if not (whole_rows and graph.is_zero(table)):
+        raise NotFactored("it is looked up by more than whole rows")
+    clip = eqn.params["mode"] == GatherScatterMode.CLIP
+    return Scatter(indices, rows, clip)
+
+
+_SOURCES: dict[str, Callable[[Graph, JaxprEqn], Term]] = {
+    "dot_general": _product,
+    "scatter-add": _scatter,
+}
+
+
+def _cast(term: Term, eqn: JaxprEqn) -> Term:
+    del eqn
+    return term
+
+
+def _transpose(term: Term, eqn: JaxprEqn) -> Term:
+    if isinstance(term, Scatter):
+        raise NotFactored("it is looked up by columns")
+    return replace(term, labels=tuple(term.labels[axis] for axis in eqn.params["permutation"]))
+
+
+def _reshape(term: Term, eqn: JaxprEqn) -> Term:
+    """Split and merge dimensions of one side of the product."""
+    if isinstance(term, Scatter) or eqn.params.get("dimensions") is not None:
+        raise NotFactored("its gradient is reshaped out of order")
+    sizes: dict[str, list[int]] = {"batch": [], "left": [], "right": []}
+    labels: list[tuple[str, int]] = []
+    flat: dict[str, list[int]] = {"batch": [], "left": [], "right": []}
+    for dims, shape in _blocks(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])):
+        kinds = {term.labels[d][0] for d in dims} or {labels[-1][0] if labels else "right"}
+        kind = kinds.pop()
+        if kinds or (kind == "batch" and len(dims) != len(shape)):
+            raise NotFactored("its gradient is reshaped across the two factors")
+        flat[kind] += [term.labels[d][1] for d in dims]
+        labels += [(kind, len(sizes[kind]) + i) for i in range(len(shape))]
+        sizes[kind] += shape
+    if any(order != sorted(order) for order in flat.values()):
+        raise NotFactored("its gradient is reshaped out of order")
+    left, right = replace(term.left, sizes=tuple(sizes["left"])), term.right
+    return Product(left, replace(right, sizes=tuple(sizes["right"])), tuple(labels), term.dtype)
+
+
+def _blocks(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
+    """Cut a reshape into the smallest independent ones: (old dimensions, new sizes) each."""
+    blocks: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        dims, shape = [], []
+        if i < len(old):
+            dims.append(i)
+            i += 1
+        if j < len(new) and (not dims or old[dims[0]] != 1 or new[j] == 1):
+            shape.append(new[j])
+            j += 1
+        while math.prod(old[d] for d in dims) != math.prod(shape):
+            if math.prod(old[d] for d in dims) < math.prod(shape):
+                dims.append(i)
+                i += 1
+            else:
+                shape.append(new[j])
+                j += 1
+        blocks.append((dims, shape))
+    return blocks
+
+
+_VIEWS: dict[str, Callable[[Term, JaxprEqn], Term]] = {
+    "convert_element_type": _cast,
+    "copy": _cast,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+}
