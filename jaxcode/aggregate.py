@@ -90,7 +90,7 @@ class CodedGradient:
         def run(static: Static, arrays: list[Any]) -> Any:
             params, batch, weights, key = static.merge(arrays)
             if self.mesh is not None:
-                return self._on_mesh(params, self._parts(batch), weights, key)
+                return self._on_mesh(params, batch, weights, key)
             if self.axis_name is not None and isinstance(batch, Partitions):
                 return self._in_map(params, batch, weights, key)
             workers = np.arange(self.worker.code.num_workers)
@@ -132,12 +132,19 @@ class CodedGradient:
         grads = to_dense(result.grads, params)
         return ((result.value, result.aux) if self.worker.has_aux else result.value), grads
 
-    def _on_mesh(self, params: Any, parts: Partitions, weights: Any, key: Any) -> Any:
+    def _on_mesh(self, params: Any, batch: Any, weights: Any, key: Any) -> Any:
         mesh, axis = self.mesh, self.axis_name
         assert mesh is not None
         here = self.worker.code.num_workers // mesh.shape[axis]
         shared, static = split_arrays((params, weights, key))
-        everywhere, spread = PartitionSpec(), PartitionSpec(axis)
+        if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis] == AxisType.Explicit:
+            shared = [_replicated(x, mesh, axis) for x in shared]
+            if not isinstance(batch, Partitions):
+                batch = jax.tree.map(lambda x: _replicated(x, mesh, axis), batch)
+            by_worker = NamedSharding(mesh, PartitionSpec(axis))
+            parts = jax.sharding.reshard(self._parts(batch), by_worker)
+        else:
+            parts = self._parts(batch)
 
         def body(shared: list[Any], parts: Partitions) -> Any:
             params, weights, key = static.merge(shared)
@@ -145,14 +152,11 @@ class CodedGradient:
             # Differentiating what is the same on every device would sum over the devices.
             return self._decoded(_varying(params, axis), parts, weights, key, workers, axis)
 
-        if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis] == AxisType.Explicit:
-            shared = [_replicated(x, mesh, axis) for x in shared]
-            parts = jax.sharding.reshard(parts, NamedSharding(mesh, spread))
         return jax.shard_map(
             body,
             mesh=mesh,
-            in_specs=(everywhere, spread),
-            out_specs=everywhere,
+            in_specs=(PartitionSpec(), PartitionSpec(axis)),
+            out_specs=PartitionSpec(),
             axis_names={axis},
         )(shared, parts)
 

@@ -17,11 +17,7 @@ from jaxcode.codes import Code
 from jaxcode.jaxprs import varying_axes
 from jaxcode.lowrank import IndexedRows, LowRank, is_structured
 from jaxcode.payload import fragment, is_coded, join
-
-
-def _wide(array: Array) -> Array:
-    """Arithmetic is in float32, or in float64 where the numbers are."""
-    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+from jaxcode.precision import widen
 
 
 def encode(gradient: Any, code: Code, worker: Any, *, wire_dtype: Any = None) -> Any:
@@ -71,9 +67,9 @@ def _combine(array: Array, coefficients: Array, code: Code) -> Array:
     if not is_coded(array):
         return array
     if code.load == 1:
-        fragments = _wide(fragment(array, code.num_fragments))
+        fragments = widen(fragment(array, code.num_fragments))
     else:
-        fragments = _wide(jax.vmap(lambda x: fragment(x, code.num_fragments))(array))
+        fragments = widen(jax.vmap(lambda x: fragment(x, code.num_fragments))(array))
     return jnp.tensordot(
         coefficients.astype(fragments.dtype),
         fragments,
@@ -99,14 +95,13 @@ def _check_not_summed(gradient: Any, worker: Any) -> None:
 class Decoder:
     """Weighted sums of stacked messages, over the devices' workers and a named axis."""
 
-    def __init__(self, code: Code, weights: Array, workers: Any, axis_name: Any):
+    def __init__(self, code: Code, weights: Any, workers: Any, axis_name: Any):
         """Prepare for ``weights`` (m, n) and the ``workers`` whose messages are on this device."""
         self._code = code
         self._axis = axis_name
         self._local = axis_name is not None
         self._workers = workers
-        weights = jnp.asarray(weights)
-        self.weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
+        self.weights = widen(jnp.asarray(weights))
         if code.block is not None:
             self.scale, self.recovered = self._blocks()
 
@@ -164,7 +159,7 @@ class Decoder:
 
     def _weighted(self, message: Array, weights: Array) -> Array:
         """The terms ``D[j,i] message_i``, (m, workers here, ...); exactly 0 for a straggler."""
-        message = _wide(message)
+        message = widen(message)
         columns = weights.astype(message.dtype).reshape(*weights.shape, *[1] * (message.ndim - 1))
         # A straggler's buffer may hold anything, and 0 times NaN is NaN.
         return jnp.where(columns != 0, columns * message[None], 0)

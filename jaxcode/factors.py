@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxcode.jaxprs import Graph, Value, dtype_of, shape_of
 from jaxcode.leaves import Call, is_array, is_differentiable
-from jaxcode.lowrank import IndexedRows, LowRank, concatenate
+from jaxcode.lowrank import IndexedRows, LowRank, concatenate, join
 from jaxcode.products import NotFactored, Product, Scatter, Side, Term, find_terms
 
 UNUSED = "the loss does not use it"
@@ -128,20 +128,21 @@ class _Rows:
 
     @property
     def numbers(self) -> int:
-        indices = sum(math.prod(shape_of(term.indices)) for term in self.scatters)
+        indices = sum(math.prod(shape_of(term.indices)[:-1]) for term in self.scatters)
         return indices * (1 + math.prod(self.shape[1:]))
 
     def assemble(self, arrays: list[Any]) -> IndexedRows:
         table = self.shape[0]
         indices, rows = [], []
         for term, index, row in zip(self.scatters, arrays[::2], arrays[1::2], strict=True):
-            index = index.reshape(-1)
+            index = index[..., 0].reshape(-1)
             if term.clip:
                 index = jnp.clip(index, 0, table - 1)
             # `.at[]` would read a negative index from the end; here it is out of bounds.
-            indices.append(jnp.where(index < 0, table, index).astype(jnp.int32))
+            outside = (index < 0) | (index >= table)
+            indices.append(jnp.where(outside, table, index).astype(jnp.int32))
             rows.append(row.reshape(-1, *self.shape[1:]))
-        return IndexedRows(jnp.concatenate(indices), jnp.concatenate(rows), self.shape, self.dtype)
+        return IndexedRows(jnp.concatenate(indices), join(rows, axis=0), self.shape, self.dtype)
 
 
 def _decide(graph: Graph, gradient: Value, path: str) -> tuple[Any, LeafSummary]:
@@ -149,8 +150,10 @@ def _decide(graph: Graph, gradient: Value, path: str) -> tuple[Any, LeafSummary]
     shape, dtype = shape_of(gradient), dtype_of(gradient)
     size = math.prod(shape)
     try:
-        if len(shape) < 2 and not graph.is_zero(gradient):
-            raise NotFactored("a vector" if shape else "a scalar")
+        if graph.is_zero(gradient):
+            return None, LeafSummary(path, shape, "none", 0, UNUSED)
+        if len(shape) < 2 or not size:
+            raise NotFactored("a scalar" if not shape else "a vector" if size else "it is empty")
         terms = find_terms(graph, gradient)
         if not terms:
             return None, LeafSummary(path, shape, "none", 0, UNUSED)

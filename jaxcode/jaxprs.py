@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, unmapped
 from jax.interpreters.partial_eval import dce_jaxpr
 
 _JIT = {"jit", "pjit", "closed_call", "core_call"}
+_KEEP_ZERO = {"broadcast_in_dim", "convert_element_type", "pvary", "pcast"}
 _REMAT = {"remat", "remat2", "checkpoint"}
 
 
@@ -91,9 +92,9 @@ class Graph:
     def is_zero(self, value: Value) -> bool:
         """Whether ``value`` is zero by construction: a literal, or a broadcast one."""
         eqn, _ = self.producer(value)
-        if eqn is not None and eqn.primitive.name in {"broadcast_in_dim", "convert_element_type"}:
+        if eqn is not None and eqn.primitive.name in _KEEP_ZERO:
             return self.is_zero(eqn.invars[0])
-        return isinstance(value, Literal) and not shape_of(value) and value.val == 0
+        return isinstance(value, Literal) and not shape_of(value) and bool(value.val == 0)
 
     def expose(self, outputs: Sequence[Value]) -> Jaxpr:
         """The program with ``outputs`` as its outputs and nothing that they do not need."""

@@ -6,13 +6,17 @@ The gradient of an embedding table touches only the rows that were looked up. Bo
 whatever is linear in the stored numbers (encoding, decoding) maps over them leaf by leaf.
 """
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
+
+from jaxcode.precision import widen
 
 
 def _static() -> Any:
@@ -56,7 +60,7 @@ class LowRank:
     def from_factors(cls, P: Float[Array, "p r"], Q: Float[Array, "q r"]) -> "LowRank":
         """Wrap the factors of one p x q matrix."""
         shape = (P.shape[0], Q.shape[0])
-        dtype = jnp.promote_types(P.dtype, Q.dtype)
+        dtype = np.promote_types(P.dtype, Q.dtype)
         return cls(P, Q, shape, (0,), (), dtype, P.shape[1], dtype)
 
     @property
@@ -84,7 +88,7 @@ class LowRank:
         The product is summed in float32 at the highest precision, and rounded where automatic
         differentiation would have rounded it.
         """
-        P, Q = (x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (self.P, self.Q))
+        P, Q = map(widen, _alike([self.P, self.Q]))
         product = jnp.einsum("...pr,...qr->...pq", P, Q, precision=jax.lax.Precision.HIGHEST)
         order = (*self.batch, *self.rows, *self.columns)
         product = product.reshape([self.shape[axis] for axis in order])
@@ -117,9 +121,9 @@ class IndexedRows:
 
     def to_dense(self) -> Array:
         """Add the rows up into the table; sums are in float32."""
-        wide = jnp.promote_types(self.rows.dtype, jnp.float32)
-        table = jnp.zeros(self.shape, wide)
-        return table.at[self.indices].add(self.rows.astype(wide), mode="drop").astype(self.dtype)
+        rows = widen(self.rows)
+        table = jnp.zeros(self.shape, rows.dtype)
+        return table.at[self.indices].add(rows, mode="drop").astype(self.dtype)
 
 
 Structured = (LowRank, IndexedRows)
@@ -139,9 +143,26 @@ def concatenate(parts: list[LowRank]) -> LowRank:
         >>> concatenate([one, one]).rank
         4
     """
-    P = jnp.concatenate([part.P for part in parts], axis=-1)
-    Q = jnp.concatenate([part.Q for part in parts], axis=-1)
-    return replace(parts[0], P=P, Q=Q, rank=P.shape[-1])
+    P, Q = join([part.P for part in parts], axis=-1), join([part.Q for part in parts], axis=-1)
+    product_dtype = functools.reduce(np.promote_types, [part.product_dtype for part in parts])
+    return replace(parts[0], P=P, Q=Q, rank=P.shape[-1], product_dtype=product_dtype)
+
+
+def join(arrays: list[Array], *, axis: int) -> Array:
+    """Concatenate arrays in the narrowest dtype that holds all of theirs.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> join([jnp.ones(2), jnp.ones(3, jnp.bfloat16)], axis=0).dtype
+        dtype('float32')
+    """
+    return jnp.concatenate(_alike(arrays), axis)
+
+
+def _alike(arrays: list[Array]) -> list[Array]:
+    # Unlike `jnp.promote_types`, NumPy's works where a user has made JAX's promotion strict.
+    dtype = functools.reduce(np.promote_types, [x.dtype for x in arrays])
+    return [x.astype(dtype) for x in arrays]
 
 
 def to_dense(grads: Any, params: Any) -> Any:

@@ -77,10 +77,29 @@ class Product:
             labels = (("batch", 0), *((kind, i + (kind == "batch")) for kind, i in labels))
         return Product(left, right, labels, self.dtype)
 
+    def summed(self, axes: tuple[int, ...]) -> "Product":
+        """The sum over some of the batch axes: they are contracted like the others."""
+        dims = [self.labels[axis][1] for axis in axes]
+        kept = [i for i in range(len(self.left.batch)) if i not in dims]
+        left, right = (
+            replace(
+                side,
+                batch=tuple(side.batch[i] for i in kept),
+                contract=(*(side.batch[i] for i in dims), *side.contract),
+            )
+            for side in (self.left, self.right)
+        )
+        labels = tuple(
+            (kind, kept.index(i) if kind == "batch" else i)
+            for axis, (kind, i) in enumerate(self.labels)
+            if axis not in axes
+        )
+        return Product(left, right, labels, self.dtype)
+
 
 @dataclass(frozen=True)
 class Scatter:
-    """Rows added into a table of zeros."""
+    """Rows added into a table of zeros, row i at ``indices[i, 0]``."""
 
     indices: Value
     rows: Value
@@ -96,13 +115,12 @@ class Scatter:
 Term = Product | Scatter
 
 
-def find_terms(graph: Graph, value: Value, carry: Value | None = None) -> list[Term]:
+def find_terms(graph: Graph, value: Value) -> list[Term]:
     """Describe ``value`` as a sum of products and scatters.
 
     Args:
         graph: the program that computes the value.
         value: a gradient.
-        carry: an input that stands for the sum so far, in the body of a scan.
 
     Returns:
         The terms; none for a value that is zero by construction.
@@ -110,33 +128,46 @@ def find_terms(graph: Graph, value: Value, carry: Value | None = None) -> list[T
     Raises:
         NotFactored: the value is something else, or is partly something else.
     """
-    if value is carry or graph.is_zero(value):
+    return [term for addend in _addends(graph, value) for term in _terms(graph, addend)]
+
+
+def _addends(graph: Graph, value: Value) -> list[Value]:
+    eqn, _ = graph.producer(value)
+    if eqn is None or eqn.primitive.name != "add_any":
+        return [value]
+    return [addend for atom in eqn.invars for addend in _addends(graph, atom)]
+
+
+def _terms(graph: Graph, value: Value) -> list[Term]:
+    if graph.is_zero(value):
         return []
     eqn, index = graph.producer(value)
     if eqn is None:
-        raise NotFactored("its gradient is an input of an inner function")
+        raise NotFactored("its gradient is not computed but given")
     name = eqn.primitive.name
     if is_scan(eqn) or is_remat(eqn):
         return _lift(graph, eqn, index)
     if name in _SOURCES:
         return [_SOURCES[name](graph, eqn)]
-    if name == "add_any":
-        return [term for atom in eqn.invars for term in find_terms(graph, atom, carry)]
     if name not in _VIEWS:
         raise NotFactored(f"its gradient comes from `{name}`")
-    return [_VIEWS[name](term, eqn) for term in find_terms(graph, eqn.invars[0], carry)]
+    return [_VIEWS[name](term, eqn) for term in find_terms(graph, eqn.invars[0])]
 
 
 def _lift(graph: Graph, eqn: JaxprEqn, index: int) -> list[Term]:
     body = graph.body(eqn)
+    addends = _addends(body, body.jaxpr.outvars[index])
     summed = is_scan(eqn) and index < eqn.params["num_carry"]
-    carry = None
     if summed:
         position = eqn.params["num_consts"] + index
         carry = body.jaxpr.invars[position]
-        if not graph.is_zero(eqn.invars[position]):
+        others = [addend for addend in addends if addend is not carry]
+        # A sum over iterations starts at zero and is itself one addend, once: w.T, w + w or a
+        # fresh value would be carried on as something else.
+        if not graph.is_zero(eqn.invars[position]) or len(others) != len(addends) - 1:
             raise NotFactored("its gradient is carried through a scan")
-    terms = find_terms(body, body.jaxpr.outvars[index], carry)
+        addends = others
+    terms = [term for addend in addends for term in _terms(body, addend)]
     return [term.lifted(eqn, summed=summed) for term in terms]
 
 
@@ -161,18 +192,20 @@ def _product(graph: Graph, eqn: JaxprEqn) -> Product:
 def _scatter(graph: Graph, eqn: JaxprEqn) -> Scatter:
     table, indices, rows = eqn.invars
     numbers = eqn.params["dimension_numbers"]
-    ndim = len(shape_of(table))
-    lookups = len(shape_of(rows)) - (ndim - 1)
+    clip = eqn.params["mode"] == GatherScatterMode.CLIP
+    lookups = len(shape_of(indices)) - 1
+    rest = shape_of(table)[1:]
+    windows = {(0,): rest, (): (1, *rest)}  # with the row's own axis dropped, or kept
+    indexed = tuple(numbers.scatter_dims_to_operand_dims)
     whole_rows = (
-        tuple(numbers.inserted_window_dims) == (0,)
-        and tuple(numbers.scatter_dims_to_operand_dims) == (0,)
+        # A window as wide as the table, clipped into it, starts at 0 whatever its other indices.
+        (indexed[:1] == (0,) if clip else indexed == (0,))
         and not numbers.operand_batching_dims
         and tuple(numbers.update_window_dims) == tuple(range(lookups, len(shape_of(rows))))
-        and shape_of(rows)[lookups:] == shape_of(table)[1:]
+        and windows.get(tuple(numbers.inserted_window_dims)) == shape_of(rows)[lookups:]
     )
     if not (whole_rows and graph.is_zero(table)):
         raise NotFactored("it is looked up by more than whole rows")
-    clip = eqn.params["mode"] == GatherScatterMode.CLIP
     return Scatter(indices, rows, clip)
 
 
@@ -195,13 +228,16 @@ def _transpose(term: Term, eqn: JaxprEqn) -> Term:
 
 def _reshape(term: Term, eqn: JaxprEqn) -> Term:
     """Split and merge dimensions of one side of the product."""
-    if isinstance(term, Scatter) or eqn.params.get("dimensions") is not None:
-        raise NotFactored("its gradient is reshaped out of order")
+    old, new = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    if math.prod(old) != math.prod(new):
+        raise NotFactored(f"its gradient comes from `{eqn.primitive.name}`")
+    if isinstance(term, Scatter):
+        raise NotFactored("its gradient is a reshaped table")
     sizes: dict[str, list[int]] = {"batch": [], "left": [], "right": []}
     labels: list[tuple[str, int]] = []
     flat: dict[str, list[int]] = {"batch": [], "left": [], "right": []}
-    for dims, shape in _blocks(shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])):
-        kinds = {term.labels[d][0] for d in dims} or {labels[-1][0] if labels else "right"}
+    for dims, shape in _blocks(old, new):
+        kinds = {term.labels[d][0] for d in dims} or {"right"}
         kind = kinds.pop()
         if kinds or (kind == "batch" and len(dims) != len(shape)):
             raise NotFactored("its gradient is reshaped across the two factors")
@@ -212,6 +248,14 @@ def _reshape(term: Term, eqn: JaxprEqn) -> Term:
         raise NotFactored("its gradient is reshaped out of order")
     left, right = replace(term.left, sizes=tuple(sizes["left"])), term.right
     return Product(left, replace(right, sizes=tuple(sizes["right"])), tuple(labels), term.dtype)
+
+
+def _sum(term: Term, eqn: JaxprEqn) -> Term:
+    """Sum separate products, or drop dimensions of size one."""
+    axes = tuple(map(int, eqn.params["axes"]))
+    if isinstance(term, Product) and all(term.labels[axis][0] == "batch" for axis in axes):
+        return term.summed(axes)
+    return _reshape(term, eqn)
 
 
 def _blocks(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]]:
@@ -243,4 +287,6 @@ _VIEWS: dict[str, Callable[[Term, JaxprEqn], Term]] = {
     "transpose": _transpose,
     "reshape": _reshape,
     "squeeze": _reshape,
+    "broadcast_in_dim": _reshape,
+    "reduce_sum": _sum,
 }

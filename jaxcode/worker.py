@@ -13,6 +13,7 @@ from jaxcode.coding import encode_unchecked
 from jaxcode.factors import UNUSED, FactoredGradient, LeafSummary
 from jaxcode.leaves import Call, eval_shape, shapes_where
 from jaxcode.partitions import Partitions
+from jaxcode.precision import widen
 
 Method = Literal["dense", "factors"]
 
@@ -43,7 +44,7 @@ class Worker:
             out = self.loss(params, examples, *key)
             value, aux = out if self.has_aux else (out, None)
             weight = jnp.sum(share)
-            aux = jax.tree.map(lambda x: _metric(x) * weight, aux)
+            aux = jax.tree.map(lambda x: _scaled_metric(x, weight), aux)
             return _mean(value, share, padded=padded), aux
 
         return loss
@@ -112,7 +113,7 @@ def _as_dense(row: LeafSummary) -> LeafSummary:
 
 def _mean(value: Any, share: Any, *, padded: bool) -> Any:
     """A partition's part of the mean over the batch, of a mean or of per-example values."""
-    value = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+    value = widen(value)
     if value.shape == share.shape:
         return jnp.sum(jnp.where(share > 0, value, 0) * share.astype(value.dtype))
     if value.shape != ():
@@ -128,11 +129,12 @@ def _mean(value: Any, share: Any, *, padded: bool) -> Any:
     return value * jnp.sum(share).astype(value.dtype)
 
 
-def _metric(output: Any) -> Any:
+def _scaled_metric(output: Any, weight: Any) -> Any:
     output = jnp.asarray(output)
     if not jnp.issubdtype(output.dtype, jnp.floating):
         raise ValueError(
             "`has_aux` needs floating-point outputs, averaged over the batch like the loss; got "
             f"{output.dtype}: convert counts and flags to float32"
         )
-    return output.astype(jnp.promote_types(output.dtype, jnp.float32))
+    output = widen(output)
+    return output * weight.astype(output.dtype)

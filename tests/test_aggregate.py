@@ -1,0 +1,446 @@
+"""Coded gradients equal uncoded ones, whoever is missing and wherever they run."""
+
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import (
+    DEVICE,
+    EXECUTORS,
+    MESHES,
+    METHODS,
+    floats,
+    mesh,
+    mlp_batch,
+    mlp_mean,
+    mlp_params,
+    mlp_values,
+    relative_error,
+    run,
+    uncoded_value_and_grad,
+)
+
+import jaxcode as jc
+
+GARBAGE = {"nan": np.nan, "inf": np.inf, "huge": 1e38, "stale": 3.0}
+CODES = {
+    "uncoded": jc.uncoded(8),
+    "s=1": jc.fractional_repetition(8, 1),
+    "s=2, uneven groups": jc.fractional_repetition(8, 2),
+    "s=7, one group": jc.fractional_repetition(8, 7),
+    "s=1, m=2, uneven groups": jc.fractional_repetition(8, 1, num_fragments=2),
+    "s=2, m=2": jc.fractional_repetition(8, 2, num_fragments=2),
+    "s=1, m=3": jc.fractional_repetition(8, 1, num_fragments=3),
+}
+
+
+def missing(code, *workers):
+    """Survivors with these workers missing, as many as the code tolerates."""
+    survivors = np.ones(code.num_workers, bool)
+    survivors[list(workers[: code.num_stragglers])] = False
+    return survivors
+
+
+def spoiled(parts, survivors, garbage):
+    """Partitions with garbage in the stragglers' data, and so in all they compute and send."""
+    y = np.array(parts.examples["y"])
+    y[~survivors] = garbage
+    return jc.Partitions({**parts.examples, "y": y}, parts.share, parts.padded)
+
+
+WHERE = [("one device", name) for name in CODES]
+WHERE += itertools.product(EXECUTORS[1:], ["s=1", "s=1, m=2, uneven groups"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("executor", "name"), WHERE)
+def test_the_gradient_is_the_uncoded_one(executor, name, method):
+    code = CODES[name]
+    params, batch = mlp_params(), mlp_batch(19)
+    parts = jc.assign(batch, code)
+    survivors = missing(code, 2, 7, 0, 1, 3, 4, 5)
+    value, grads = run(
+        executor, mlp_values, code, params, parts, code.decoding_weights(survivors), method=method
+    )
+    want_value, want = uncoded_value_and_grad(params, batch)
+    assert relative_error(value, want_value) < DEVICE
+    assert relative_error(grads, want) < DEVICE
+    assert jax.tree.structure(grads) == jax.tree.structure(params)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("executor", ["one device", "two workers a device", "pmap"])
+def test_what_a_straggler_holds_does_not_matter(executor, method, garbage):
+    code = CODES["s=1, m=2, uneven groups"]
+    params, batch = mlp_params(), mlp_batch(16)
+    survivors = missing(code, 3)
+    parts = spoiled(jc.assign(batch, code), survivors, GARBAGE[garbage])
+    weights = code.decoding_weights(survivors)
+    value, grads = run(executor, mlp_values, code, params, parts, weights, method=method)
+    want_value, want = uncoded_value_and_grad(params, batch)
+    assert relative_error(value, want_value) < DEVICE
+    assert relative_error(grads, want) < DEVICE
+    # The control: with the straggler counted, its garbage does matter.
+    weights = code.decoding_weights(np.ones(8, bool))
+    _, wrong = run(executor, mlp_values, code, params, parts, weights, method=method)
+    assert not relative_error(wrong, want) < 1e-2
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("n", range(1, 10))
+def test_every_pattern_of_every_block_code(n, method):
+    params, batch = mlp_params(), mlp_batch(11)
+    _, want = uncoded_value_and_grad(params, batch)
+    for s, m in itertools.product(range(n), range(1, 4)):
+        if s + m > n or (s, m) not in {(1, 1), (1, 2), (2, 1), (n - 2, 2)}:
+            continue
+        code = jc.fractional_repetition(n, s, num_fragments=m)
+        coded = jc.coded_value_and_grad(mlp_values, code, method=method)
+        sets = [c for size in range(s + 1) for c in itertools.combinations(range(n), size)]
+        survivors = np.ones((len(sets), n), bool)
+        for row, stragglers in zip(survivors, sets, strict=True):
+            row[list(stragglers)] = False
+        weights = jnp.asarray(code.decoding_weights(survivors), jnp.float32)
+        _, grads = jax.lax.map(lambda w, coded=coded: coded(params, batch, w), weights)
+        errors = [
+            relative_error(jax.tree.map(lambda x, i=i: x[i], grads), want) for i in range(len(sets))
+        ]
+        assert max(errors) < DEVICE
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_examples", [1, 2, 3, 4, 5, 7, 8, 33])
+def test_any_batch_size_gives_the_mean_over_the_batch(num_examples, method):
+    code = jc.fractional_repetition(8, 1)  # four partitions: some empty, some short
+    params, batch = mlp_params(), mlp_batch(num_examples)
+    weights = code.decoding_weights(missing(code, 5))
+    value, grads = jc.coded_value_and_grad(mlp_values, code, method=method)(params, batch, weights)
+    want_value, want = uncoded_value_and_grad(params, batch)
+    assert relative_error(value, want_value) < DEVICE
+    assert relative_error(grads, want) < DEVICE
+
+
+def test_padding_cannot_spoil_the_mean():
+    # An example that makes the loss infinite where it is padding would show up here.
+    def loss(w, x):
+        return jnp.log(x) * w
+
+    code = jc.fractional_repetition(6, 1)
+    x = jnp.arange(1.0, 6.0)
+    weights = code.decoding_weights(np.ones(6, bool))
+    value, grad = jc.coded_value_and_grad(loss, code)(jnp.float32(2), x, weights)
+    np.testing.assert_allclose(grad, np.log(np.arange(1.0, 6.0)).mean(), rtol=DEVICE)
+    np.testing.assert_allclose(value, 2 * np.log(np.arange(1.0, 6.0)).mean(), rtol=DEVICE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_loss_may_return_the_mean(method):
+    code = jc.fractional_repetition(8, 1)
+    params, batch = mlp_params(), mlp_batch(12)
+    weights = code.decoding_weights(missing(code, 0))
+    value, grads = jc.coded_value_and_grad(mlp_mean, code, method=method)(params, batch, weights)
+    want_value, want = uncoded_value_and_grad(params, batch)
+    assert relative_error(value, want_value) < DEVICE
+    assert relative_error(grads, want) < DEVICE
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("beyond", ["least_squares", "mean"])
+def test_more_than_s_missing_is_what_the_weights_say(beyond, method):
+    code = jc.fractional_repetition(8, 1, num_fragments=2)  # groups of four, two lost here
+    params, batch = mlp_params(), mlp_batch(12)
+    survivors = np.array([0, 0, 0, 1, 1, 1, 0, 1], bool)  # one answer, and three
+    assert code.decoding_error(survivors) > 0.1
+    weights = code.decoding_weights(survivors, beyond=beyond)
+    value, grads = jc.coded_value_and_grad(mlp_values, code, method=method)(params, batch, weights)
+    half = {k: v[6:] for k, v in batch.items()}
+    scale = 1.0 if beyond == "mean" else 0.5
+    want_value, want = uncoded_value_and_grad(params, half)
+    if method == "factors" or beyond == "mean":  # half a factorisation is no gradient: left out
+        assert relative_error(value, scale * want_value) < DEVICE
+        assert relative_error(grads, jax.tree.map(lambda x: scale * x, want)) < DEVICE
+    else:  # the lost block's one answer still brings the least-squares result closer
+        _, full = uncoded_value_and_grad(params, batch)
+        assert relative_error(grads, full) < relative_error(
+            jax.tree.map(lambda x: x / 2, want), full
+        )
+
+
+def test_nobody_gives_zeros():
+    code = jc.fractional_repetition(4, 1)
+    weights = code.decoding_weights(np.zeros(4, bool))
+    for method in METHODS:
+        coded = jc.coded_value_and_grad(mlp_values, code, method=method)
+        value, grads = coded(mlp_params(), mlp_batch(8), weights)
+        assert value == 0
+        assert all(not np.any(np.asarray(g, np.float32)) for g in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("executor", ["one device", "auto", "explicit"])
+def test_coded_training_with_stragglers_is_uncoded_training_without(executor, method):
+    code = jc.fractional_repetition(8, 2)
+    start = mlp_params()
+    options = {"method": method}
+    if executor != "one device":
+        options |= dict(zip(("mesh", "axis_name"), mesh(executor), strict=True))
+    coded = jc.coded_value_and_grad(mlp_values, code, **options)
+    tx = optax.adam(3e-3)
+    floating = {k: start[k] for k in ("table", "w1", "b1", "w2")}
+    rng = np.random.default_rng(0)
+
+    @jax.jit
+    def update(params, state, grads):
+        with jax.numpy_dtype_promotion("standard"):  # Optax counts its steps in integers
+            updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    coded_params = uncoded_params = dropped = floating
+    states = [tx.init(floating)] * 3
+    step = jax.jit(lambda p, b, w: coded(p, b, w)[1])
+    uncoded = jax.jit(lambda p, b: uncoded_value_and_grad(p, b)[1])
+    for i in range(50):
+        batch = mlp_batch(16, seed=i)
+        survivors = np.ones(8, bool)
+        survivors[rng.permutation(8)[:2]] = False
+        weights = jnp.asarray(code.decoding_weights(survivors), jnp.float32)
+        coded_params, states[0] = update(
+            coded_params, states[0], step(coded_params, batch, weights)
+        )
+        uncoded_params, states[1] = update(
+            uncoded_params, states[1], uncoded(uncoded_params, batch)
+        )
+        kept = {k: v[np.repeat(survivors, 2)] for k, v in batch.items()}
+        dropped, states[2] = update(dropped, states[2], uncoded(dropped, kept))
+    assert relative_error(coded_params, uncoded_params) < DEVICE
+    assert relative_error(dropped, uncoded_params) > 1e-2  # the control: who is missing matters
+
+
+@pytest.mark.parametrize("where", ["one device", *MESHES[:2]])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_compilation_serves_every_pattern(method, where):
+    code = jc.fractional_repetition(8, 1)
+    traces = []
+
+    def loss(params, batch):
+        traces.append(1)
+        return mlp_values(params, batch)
+
+    options = (
+        {} if where == "one device" else dict(zip(("mesh", "axis_name"), mesh(where), strict=True))
+    )
+    coded = jc.coded_value_and_grad(loss, code, method=method, **options)
+    params, batch = mlp_params(), mlp_batch(16)
+    coded(params, batch, code.decoding_weights(np.ones(8, bool)))
+    first = len(traces)
+    for worker in range(8):
+        coded(params, batch, code.decoding_weights(missing(code, worker)))
+    assert len(traces) == first
+    assert coded._compiled._cache_size() == 1
+
+
+def test_keys_belong_to_partitions():
+    code = jc.fractional_repetition(8, 1)
+
+    def loss(params, batch, key):
+        noise = jax.random.bernoulli(key, 0.5, (30,)).astype(jnp.float32)
+        hidden = params["table"][batch["tokens"]] @ params["w1"] * noise[None]
+        return jnp.mean((hidden @ params["w2"] - batch["y"]) ** 2, axis=1)
+
+    params, batch, key = mlp_params(), mlp_batch(16), jax.random.key(5)
+    want = None
+    for executor, worker in [("one device", 0), ("one device", 1), ("auto", 6), ("pmap", 1)]:
+        weights = code.decoding_weights(missing(code, worker))
+        parts = jc.assign(batch, code)
+        _, grads = run(executor, loss, code, params, parts, weights, key=key)
+        want = grads if want is None else want
+        assert relative_error(grads["w1"], want["w1"]) < DEVICE
+    partitions = [{k: v[4 * p : 4 * p + 4] for k, v in batch.items()} for p in range(4)]
+    part = {k: params[k] for k in ("table", "w1", "w2")}
+    oracle = jax.grad(
+        lambda q: sum(
+            jnp.sum(loss(q, batch, jax.random.fold_in(key, p))) / 16
+            for p, batch in enumerate(partitions)
+        )
+    )(part)
+    assert relative_error(want, oracle) < DEVICE
+    weights = code.decoding_weights(np.ones(8, bool))
+    _, other = jc.coded_value_and_grad(loss, code)(params, batch, weights, key=jax.random.key(6))
+    assert relative_error(other["w1"], oracle["w1"]) > 1e-2
+
+
+def test_auxiliary_outputs_are_averaged_with_the_gradient():
+    code = jc.fractional_repetition(8, 1)
+
+    def loss(params, batch):
+        values = mlp_values(params, batch)
+        return values, {"mean of y": jnp.mean(batch["y"]), "half": jnp.bfloat16(0.5)}
+
+    params, batch = mlp_params(), mlp_batch(16)
+    weights = code.decoding_weights(missing(code, 1))
+    for executor in ("one device", "auto", "pmap"):
+        parts = jc.assign(batch, code)
+        (_, aux), _ = run(executor, loss, code, params, parts, weights, has_aux=True)
+        np.testing.assert_allclose(aux["mean of y"], batch["y"].mean(), rtol=1e-4)
+        assert aux["half"] == 0.5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_leaves_without_a_gradient_are_untouched_and_not_sent(method):
+    code = jc.fractional_repetition(8, 1)
+    params, batch = mlp_params(), mlp_batch(16)
+    frozen = {k: None if v is None else k in ("w2", "b1") for k, v in params.items()}
+    coded = jc.coded_value_and_grad(mlp_values, code, method=method, trainable=frozen)
+    _, grads = coded(params, batch, code.decoding_weights(missing(code, 1)))
+    _, want = uncoded_value_and_grad(params, batch)
+    assert relative_error(grads["w2"], want["w2"]) < DEVICE
+    new = optax.apply_updates(params, grads)
+    for name in ("table", "w1", "steps", "flag"):
+        assert new[name].dtype == params[name].dtype
+        assert np.array_equal(new[name], params[name])
+    assert new["nothing"] is None
+    assert not np.array_equal(new["w2"], params["w2"])
+    rows = {row.path: row for row in coded.summary(params, batch).rows}
+    assert rows["['table']"].reason == "frozen"
+    assert [row.numbers for row in rows.values() if row.kind == "none"] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("method", METHODS)
+def test_half_precision_comes_back_as_it_went_in(method, dtype):
+    code = jc.fractional_repetition(8, 1, num_fragments=2)
+    params, batch = mlp_params(dtype), mlp_batch(16)
+    coded = jc.coded_value_and_grad(mlp_values, code, method=method)
+    value, grads = coded(params, batch, code.decoding_weights(missing(code, 1)))
+    part, whole = floats(params)
+    wide = whole({k: v.astype(jnp.float32) for k, v in part.items()})
+    _, want = uncoded_value_and_grad(wide, batch)
+    assert value.dtype == jnp.float32
+    assert all(grads[k].dtype == params[k].dtype for k in params if params[k] is not None)
+    assert relative_error(grads, want) < 16 * jnp.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_wire_dtype_halves_the_bytes_and_rounds_once(method):
+    code = jc.fractional_repetition(8, 1)
+    params, batch = mlp_params(), mlp_batch(16)
+    weights = code.decoding_weights(missing(code, 1))
+    wide = jc.coded_value_and_grad(mlp_values, code, method=method)
+    narrow = jc.coded_value_and_grad(mlp_values, code, method=method, wire_dtype=jnp.bfloat16)
+    exact, rounded = wide(params, batch, weights)[1], narrow(params, batch, weights)[1]
+    assert rounded["w1"].dtype == jnp.float32
+    assert 0 < relative_error(rounded["w1"], exact["w1"]) < 2 * float(jnp.finfo(jnp.bfloat16).eps)
+    ratio = narrow.summary(params, batch).message_bytes / wide.summary(params, batch).message_bytes
+    assert 0.5 <= ratio < 0.52  # row indices keep their size
+
+
+def test_the_summary_counts_what_messages_hold():
+    params, batch = mlp_params(), mlp_batch(16)
+    for method, m in itertools.product(METHODS, (1, 2)):
+        code = jc.fractional_repetition(8, 2, num_fragments=m)
+        coded = jc.coded_value_and_grad(mlp_values, code, method=method)
+        summary = coded.summary(params, batch)
+        first = jax.tree.map(lambda x: x[0], coded.messages(params, batch))
+        assert summary.message_bytes == jc.pack(first).size
+        assert summary.numbers == sum(x.size for x in jax.tree.leaves(first))
+        dense = 4 * (1 + sum(params[k].size for k in ("table", "w1", "b1", "w2")))
+        assert summary.dense_bytes == dense
+        assert str(summary).endswith("of dense")
+
+
+def test_factors_send_what_the_design_says():
+    code = jc.fractional_repetition(8, 1)
+    params, batch = mlp_params(), mlp_batch(16)  # four examples a partition
+    rows = jc.coded_value_and_grad(mlp_values, code, method="factors").summary(params, batch).rows
+    sent = {row.path: (row.kind, row.numbers) for row in rows}
+    assert sent["['w1']"] == ("factors", 4 * (40 + 30))
+    assert sent["['w2']"] == ("factors", 4 * (30 + 24))
+    assert sent["['table']"] == ("rows", 4 * (40 + 1))
+    assert sent["['b1']"] == ("dense", 30)
+
+
+def test_n_1_and_s_0_are_ordinary_training():
+    params, batch = mlp_params(), mlp_batch(16)
+    _, want = uncoded_value_and_grad(params, batch)
+    for code in (jc.uncoded(1), jc.uncoded(8), jc.fractional_repetition(1, 0)):
+        weights = code.decoding_weights(np.ones(code.num_workers, bool))
+        for method in METHODS:
+            _, grads = jc.coded_value_and_grad(mlp_values, code, method=method)(
+                params, batch, weights
+            )
+            assert relative_error(grads, want) < DEVICE
+
+
+def sum_code():
+    """A code that is no block code: each worker sends a sum of two partitions."""
+    matrix = np.array([[0.5, 1, 0], [0, 1, -1], [0.5, 0, 1]])
+    return jc.Code(matrix, num_stragglers=1, name="three workers")
+
+
+@pytest.mark.parametrize("straggler", [None, 0, 1, 2])
+def test_a_code_whose_workers_hold_several_partitions(straggler):
+    code, params, batch = sum_code(), mlp_params(), mlp_batch(10)
+    survivors = np.arange(3) != straggler
+    weights = code.decoding_weights(survivors)
+    value, grads = jc.coded_value_and_grad(mlp_values, code)(params, batch, weights)
+    want_value, want = uncoded_value_and_grad(params, batch)
+    assert relative_error(value, want_value) < DEVICE
+    assert relative_error(grads, want) < DEVICE
+    with pytest.raises(ValueError, match="needs a block code"):
+        jc.coded_value_and_grad(mlp_values, code, method="factors")
+
+
+def unchecked(function):
+    """The function without the run-time type check of the tests, as a user calls it."""
+    return inspect.unwrap(function)
+
+
+BAD_CALLS = {
+    "mean of an uneven batch": ({"batch": mlp_batch(17), "loss": mlp_mean}, "one value an example"),
+    "no examples": ({"batch": mlp_batch(0)}, "at least one example"),
+    "ragged batch": ({"batch": {"x": np.ones(8), "y": np.ones(7)}}, "leading axis"),
+    "scalar in batch": ({"batch": {"x": np.ones(8), "t": np.float32(1)}}, "leading axis"),
+    "matrix of values": ({"loss": lambda p, b: mlp_values(p, b)[:, None]}, "shape"),
+    "weights of several steps": ({"weights": np.ones((3, 1, 8))}, "one step"),
+    "weights of another code": ({"weights": np.ones((1, 4))}, "decoding_weights"),
+    "integer aux": ({"has_aux": True, "loss": lambda p, b: (mlp_values(p, b), 3)}, "float32"),
+    "method": ({"method": "sketch"}, 'method="dense"'),
+    "axis of no mesh": ({"axis_name": "w", "batch": jc.assign(mlp_batch(8), jc.uncoded(8))}, "map"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_wrong_call_is_one_clear_line(name):
+    call, match = BAD_CALLS[name]
+    options = {k: v for k, v in call.items() if k in ("has_aux", "method", "axis_name")}
+    code = jc.fractional_repetition(8, 1)
+    batch, weights = call.get("batch", mlp_batch(16)), call.get("weights", np.ones((1, 8)))
+
+    def step():
+        coded = unchecked(jc.coded_value_and_grad)(call.get("loss", mlp_values), code, **options)
+        return coded(mlp_params(), batch, weights)
+
+    with pytest.raises(ValueError, match=match) as error:
+        step()
+    assert "`" in str(error.value)
+
+
+BAD_MESHES = {
+    "no such axis": ({"axis_name": "rows"}, "'workers'"),
+    "which axis?": ({"kind": "auto, two axes"}, "axis_name="),
+    "three workers": ({"code": jc.uncoded(3)}, "multiple"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_MESHES)
+def test_a_mesh_that_does_not_fit_is_refused(name):
+    options, match = BAD_MESHES[name]
+    where, _ = mesh(options.get("kind", "auto"))
+    code = options.get("code", jc.uncoded(8))
+    with pytest.raises(ValueError, match=match):
+        jc.coded_value_and_grad(mlp_values, code, mesh=where, axis_name=options.get("axis_name"))
