@@ -69,7 +69,7 @@ class CodedGradient:
             key: a PRNG key for the step. If given, the loss is called as ``loss(params, examples,
                 key)`` with the key folded with the partition's index.
         """
-        weights = jnp.asarray(weights, jnp.float32)
+        weights = jnp.asarray(weights, jnp.result_type(float))
         arrays, static = split_arrays((params, batch, weights, key))
         return self._compiled(static, arrays)
 

@@ -51,7 +51,7 @@ def encode(gradient: Any, code: Code, worker: Any, *, wire_dtype: Any = None) ->
 
 def encode_unchecked(gradient: Any, code: Code, worker: Any, wire_dtype: Any) -> Any:
     """`encode` for a gradient that is known to be the worker's own, constants included."""
-    table = jnp.asarray(code.coefficients, jnp.float32)
+    table = jnp.asarray(code.coefficients, jnp.result_type(float))
     coefficients = table[worker] if code.load > 1 else table[worker, 0]
 
     with jax.named_scope("encode"):

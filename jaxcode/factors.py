@@ -219,7 +219,9 @@ class FactoredGradient:
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return ``(value, grads)``, or ``((value, aux), grads)`` with ``has_aux``."""
         program = self._trace(params, args, kwargs)
-        outputs = iter(jaxpr_as_fun(program.jaxpr)(*program.inputs))
+        # Inputs and literals that are passed through come out as arrays, as under jit.
+        inputs = map(jnp.asarray, program.inputs)
+        outputs = map(jnp.asarray, jaxpr_as_fun(program.jaxpr)(*inputs))
         value, aux = jax.tree.map(lambda _: next(outputs), program.head)
         grads = []
         for found in program.leaves:
@@ -290,8 +292,7 @@ def factored_value_and_grad(
         the same arguments and tells which leaf went which way and why.
 
     Raises:
-        ValueError: ``trainable`` does not fit the parameters.
-        TypeError: the loss is not a scalar.
+        ValueError: ``trainable`` does not fit the parameters, or the loss is not a scalar.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -39,11 +39,28 @@ def _trained(params: Any, trainable: Any) -> list[bool]:
         except ValueError as error:
             raise ValueError(
                 "`trainable` needs a tree of bools that is a prefix of the parameters, or a "
-                f"function from parameters to one; got {mask!r}: {error}"
+                f"function that returns one; got {mask!r}: give a bool for each leaf or subtree "
+                f"({error})"
             ) from error
     if not all(isinstance(keep, bool) for keep in chosen):
         raise ValueError(f"`trainable` needs bools for leaves; got {mask!r}: use True or False")
     return [keep and is_differentiable(leaf) for keep, leaf in zip(chosen, leaves, strict=True)]
+
+
+def _value_and_aux(out: Any, *, has_aux: bool) -> tuple[Any, Any]:
+    if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+        raise ValueError(
+            f"`has_aux=True` needs a loss that returns a pair (value, aux); got {type(out).__name__}: "
+            "return the pair, or leave has_aux out"
+        )
+    value, aux = out if has_aux else (out, None)
+    if jax.tree.structure(value) != jax.tree.structure(0) or jnp.shape(value) != ():
+        got = jax.tree.map(jnp.shape, value)
+        raise ValueError(
+            f"`loss` needs to return a scalar; got shape {got}: take the mean or the sum, and return "
+            "what else there is as auxiliary outputs, with has_aux=True"
+        )
+    return value, aux
 
 
 @dataclass(frozen=True)
@@ -97,8 +114,7 @@ class Call:
 
         def scalar(trained: list[Any], arrays: list[Any]) -> tuple[Any, Any]:
             params, args, kwargs = self.merge(trained, arrays)
-            out = loss(params, *args, **kwargs)
-            return out if has_aux else (out, None)
+            return _value_and_aux(loss(params, *args, **kwargs), has_aux=has_aux)
 
         return jax.value_and_grad(scalar, has_aux=True)
 

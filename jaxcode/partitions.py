@@ -22,7 +22,7 @@ class Partitions:
 
     Attributes:
         examples: the batch's tree, leaves (n, d, b, ...): worker, partition, example.
-        share: float32 (n, d, b), each example's share of the global mean: 1/N, and 0 for padding.
+        share: (n, d, b), each example's share of the global mean: 1/N, and 0 for padding.
         padded: whether any example is padding; then the loss must return per-example values.
     """
 
@@ -74,7 +74,7 @@ def assign(batch: Any, code: Code) -> Partitions:
         >>> parts.examples[:, 0].tolist()
         [[0, 1, 2], [0, 1, 2], [3, 4, 4], [3, 4, 4]]
         >>> parts.share[3, 0]
-        array([0.2, 0.2, 0. ], dtype=float32)
+        array([0.2, 0.2, 0. ])
     """
     total = num_examples(batch)
     sizes = partition_sizes(total, code.num_partitions)
@@ -84,6 +84,6 @@ def assign(batch: Any, code: Code) -> Partitions:
     # Padding repeats an example: zeros could make a loss or its derivative infinite.
     index = starts[:, None] + np.minimum(offsets, np.maximum(sizes - 1, 0)[:, None])
     index = np.minimum(index, total - 1)[code.partitions]
-    share = np.where(real, np.float32(1 / total), np.float32(0))[code.partitions]
+    share = np.where(real, 1 / total, 0.0)[code.partitions]
     examples = jax.tree.map(lambda x: (x if hasattr(x, "shape") else np.asarray(x))[index], batch)
     return Partitions(examples, share, padded=not real.all())

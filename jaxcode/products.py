@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 from jax.extend.core import JaxprEqn
 from jax.lax import GatherScatterMode
 
@@ -216,7 +217,11 @@ _SOURCES: dict[str, Callable[[Graph, JaxprEqn], Term]] = {
 
 
 def _cast(term: Term, eqn: JaxprEqn) -> Term:
-    del eqn
+    old, new = (
+        jnp.issubdtype(dtype_of(x), jnp.complexfloating) for x in (eqn.invars[0], eqn.outvars[0])
+    )
+    if old and not new:
+        raise NotFactored("its gradient is the real part of a product")
     return term
 
 

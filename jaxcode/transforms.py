@@ -66,7 +66,7 @@ def decode_gradients(code: Code) -> optax.GradientTransformationExtraArgs:
                 f"`decode_gradients` needs {missing}: call `tx.update(messages, state, params, "
                 "weights=code.decoding_weights(survivors))`"
             )
-        weights = jnp.asarray(weights, jnp.float32)
+        weights = jnp.asarray(weights, jnp.result_type(float))
         like = shapes_where(messages, params)
         return to_dense(decode(messages, code, weights, like=like), params), state
 

@@ -116,3 +116,10 @@ def run(executor, loss, code, params, parts, weights, *, key=None, **options):
             )
         )
     return mapped(params, parts, jnp.asarray(weights, jnp.float32))
+
+
+def missing(code, *workers):
+    """Survivors with these workers missing, as many as the code tolerates."""
+    survivors = np.ones(code.num_workers, bool)
+    survivors[list(workers[: code.num_stragglers])] = False
+    return survivors

@@ -1,0 +1,256 @@
+"""The `jaxcode` command: `jaxcode train` and `jaxcode bench`.
+
+A bad argument or file is one line on standard error and exit code 2, before anything is written or
+compiled. What a command needs is imported only when that command runs.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+EXTRAS = ("matplotlib", "orbax", "rich", "sklearn")
+METHODS = ("factors", "dense")
+STRAGGLER_MODELS = ("uniform", "exponential", "pareto", "bimodal", "bursty", "fixed", "none")
+MAX_WORKERS = 4096
+LARGEST_COUNT = 2**31 - 1
+
+ABOUT = "Exact gradients from whichever workers answer, in few bytes."
+
+TRAIN = """\
+Train a classifier with workers missing at every step, and see that it makes no difference.
+
+Every step, the workers compute coded gradients of their part of the batch, some of them never
+answer, and the exact gradient is put together from the others. The workers run on this machine's
+devices: eight virtual ones where there is a single CPU.
+"""
+
+EXAMPLES = """\
+examples:
+  jaxcode train --verify                      digits, one of eight workers missing
+  jaxcode train --stragglers 3 --straggler-model bursty --out runs/bursty
+  jaxcode train --out runs/bursty --resume --steps 500
+  jaxcode train --data mine.npz               arrays x (examples, ...) and y (examples,)
+
+exit codes: 0 done, 1 the training failed, 2 a bad argument or file, 130 stopped by Ctrl-C
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(fail(message))
+
+
+def fail(message: object, code: int = 2) -> int:
+    """Print one line on standard error and return the exit code.
+
+    Args:
+        message: what went wrong; line breaks become spaces.
+        code: 2 where the user's arguments or files are at fault.
+
+    Returns:
+        The code.
+
+    Example:
+        >>> fail("no such file")
+        2
+    """
+    print("jaxcode: error:", " ".join(str(message).split()), file=sys.stderr)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: arguments after the program's name; those of this process by default.
+
+    Returns:
+        The exit code: 0 done, 1 the training failed, 2 a bad argument or file, 130 Ctrl-C.
+
+    Example:
+        >>> main(["train", "--workers", "0"])
+        2
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = parser(bench=arguments[:1] == ["bench"]).parse_args(arguments)
+        return args.run(args)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in EXTRAS:
+            raise
+        return fail(f'this needs {error.name}: pip install "jaxcode[train]"')
+    except KeyboardInterrupt:
+        print("jaxcode: stopped", file=sys.stderr)
+        return 130
+
+
+def parser(*, bench: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of every command.
+
+    Args:
+        bench: import the benchmark to add its own options.
+
+    Returns:
+        A parser whose result has `run(args) -> int`.
+
+    Example:
+        >>> parser().parse_args(["train", "--hidden", "32", "16"]).hidden
+        [32, 16]
+    """
+    top = _Parser(prog="jaxcode", description=ABOUT, allow_abbrev=False)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    train = commands.add_parser(
+        "train",
+        help="train a classifier with workers missing at every step",
+        description=TRAIN,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_train_arguments(train)
+    train.set_defaults(run=_train)
+    timing = commands.add_parser("bench", help="time coded steps", allow_abbrev=False)
+    if bench:
+        from jaxcode.bench import add_arguments, run
+
+        add_arguments(timing)
+        timing.set_defaults(run=run)
+    return top
+
+
+def add_train_arguments(train: argparse.ArgumentParser) -> None:
+    """Add the options of `jaxcode train`; those not given are None.
+
+    Args:
+        train: the parser to add to.
+
+    Example:
+        >>> options = argparse.ArgumentParser()
+        >>> add_train_arguments(options)
+        >>> options.parse_args(["--seed", "7"]).seed
+        7
+    """
+    _add_model_arguments(train.add_argument_group("what to train").add_argument)
+    _add_code_arguments(train.add_argument_group("workers and code").add_argument)
+    _add_result_arguments(train.add_argument_group("results").add_argument)
+
+
+def _add_model_arguments(add: Callable[..., Any]) -> None:
+    """Add the options that decide what is learnt."""
+    count = _integer(1, LARGEST_COUNT)
+    add("--data", metavar="FILE.npz", help="arrays x and y (default: scikit-learn's digits)")
+    add(
+        "--hidden",
+        type=_integer(1, 2**20),
+        nargs="+",
+        metavar="WIDTH",
+        help="hidden layers (default: 256 256)",
+    )
+    add("--dropout", type=_real(0.0, 1.0, "[)"), metavar="RATE", help="default: 0")
+    add("--learning-rate", type=_real(0.0, 1e38, "()"), metavar="RATE", help="default: 0.001")
+    add("--batch-size", type=count, metavar="EXAMPLES", help="default: 64")
+    add("--steps", type=count, help="in all, those before a resume too (default: 200)")
+    add("--seed", type=_integer(0, 2**32 - 1), help="default: 0")
+
+
+def _add_code_arguments(add: Callable[..., Any]) -> None:
+    """Add the options that decide who computes and sends what, and who is missing."""
+    add("--workers", type=_integer(1, MAX_WORKERS), metavar="N", help="default: 8")
+    add(
+        "--stragglers",
+        type=_integer(0, MAX_WORKERS),
+        metavar="S",
+        help="workers missing at each step (default: 1)",
+    )
+    add(
+        "--fragments",
+        type=_integer(1, MAX_WORKERS),
+        metavar="M",
+        help="a message is 1/M of the payload; needs N >= S + M (default: 1)",
+    )
+    add("--method", choices=METHODS, help="send gradients as factors or dense (default: factors)")
+    add(
+        "--straggler-model",
+        choices=STRAGGLER_MODELS,
+        help="who is late: S uniformly, by simulated latencies, always the last S, or nobody "
+        "(default: uniform)",
+    )
+
+
+def _add_result_arguments(add: Callable[..., Any]) -> None:
+    """Add the options that decide what is written and shown."""
+    add("--out", metavar="DIR", help="write metrics.jsonl, metrics.png and an Orbax checkpoint")
+    add(
+        "--resume",
+        action="store_true",
+        help="continue DIR's run, bit for bit; options not given are its own",
+    )
+    add(
+        "--checkpoint-every",
+        type=_integer(1, LARGEST_COUNT),
+        metavar="STEPS",
+        help="default: at the end and on Ctrl-C",
+    )
+    add("--verify", action="store_true", help="compare with the same training without stragglers")
+    add("--verbose", action="store_true", help="show what is sent for each parameter")
+
+
+def _train(args: argparse.Namespace) -> int:
+    """Check everything, then train."""
+    from jaxcode.session import prepare
+
+    try:
+        session = prepare(args)
+    except (ValueError, OSError, MemoryError) as error:
+        return fail(error if str(error) else type(error).__name__)
+    from jaxcode.train_command import Stopped, run
+
+    try:
+        return run(session)
+    except Stopped as stopped:
+        if stopped.code == 1:
+            return fail(stopped, code=1)
+        print("jaxcode:", stopped, file=sys.stderr)
+        return stopped.code
+    except OSError as error:
+        return fail(error, code=1)
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    """Return a converter to integers in [low, high]."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(
+                f"needs a whole number from {low} to {high}; got {text!r}"
+            )
+        return value
+
+    return convert
+
+
+def _real(low: float, high: float, ends: str) -> Callable[[str], float]:
+    """Return a converter to numbers in [low, high) or, with ends "()", in (low, high)."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        inside = low <= value < high if ends[0] == "[" else low < value < high
+        if not inside:
+            span = f"{'of at least' if ends[0] == '[' else 'above'} {low:g} and below {high:g}"
+            raise argparse.ArgumentTypeError(f"needs a number {span}; got {text!r}")
+        return value
+
+    return convert
