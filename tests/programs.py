@@ -123,9 +123,9 @@ plain(
     b="factors",
 )
 plain(
-    "x @ W + b, normalized",
+    "x @ W + b, scaled",
     {"w": (31, 23), "b": (23,), "s": ()},
-    lambda p, x: p["s"] * jax.nn.standardize(x @ p["w"] + p["b"][None]),
+    lambda p, x: p["s"] * jnp.tanh(x @ p["w"] + p["b"][None]),
     X,
     w="factors",
     b="dense",
