@@ -203,13 +203,13 @@ def _add_result_arguments(add: Callable[..., Any]) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     """Check everything, then train."""
-    from jaxcode.session import prepare
+    from jaxcode.train.session import prepare
 
     try:
         session = prepare(args)
     except (ValueError, OSError, MemoryError) as error:
         return fail(error if str(error) else type(error).__name__)
-    from jaxcode.train_command import Stopped, run
+    from jaxcode.train.command import Stopped, run
 
     try:
         return run(session)

@@ -101,7 +101,7 @@ class Decoder:
         """Prepare for ``weights`` (m, n) and the ``workers`` whose messages are on this device."""
         self._code = code
         self._axis = axis_name
-        self._local = axis_name is not None
+        self._spread = axis_name is not None
         self._workers = workers
         self.weights = widen(jnp.asarray(weights))
         if code.block is not None:
@@ -161,7 +161,7 @@ class Decoder:
     def _per_block(self, message: Array, weights: Array) -> Array:
         """Weighted sums over each block's workers: (k, m, ...), from weights (m, n)."""
         code = self._code
-        if not self._local:
+        if not self._spread:
             members = _members(code)
             weights = jnp.pad(weights, ((0, 0), (0, 1)))  # a missing member counts for nothing
             rows = np.minimum(members, code.num_workers - 1)
@@ -178,7 +178,7 @@ class Decoder:
         return self._reduce(terms)
 
     def _reduce(self, partial: Array) -> Array:
-        return jax.lax.psum(partial, self._axis) if self._local else partial
+        return jax.lax.psum(partial, self._axis) if self._spread else partial
 
 
 def _term(weights: Array, message: Array) -> Array:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxcode.datasets import check, load
+from jaxcode.train.datasets import check, load
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(50, 3, 2))

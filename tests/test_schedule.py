@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxcode.schedule import BLOCK, MODELS, batch_indices, round_at
+from jaxcode.train.schedule import BLOCK, MODELS, batch_indices, round_at
 
 STEPS = [0, 1, 2, BLOCK - 1, BLOCK, 5 * BLOCK + 3]
 

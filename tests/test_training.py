@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcode import checkpoint, session
 from jaxcode.cli import main
-from jaxcode.datasets import Dataset
-from jaxcode.schedule import MODELS
-from jaxcode.training import Config, Diverged, Trainer, worker_mesh
-from jaxcode.verification import difference, dropping_data, without_stragglers
+from jaxcode.train import checkpoint, session
+from jaxcode.train.datasets import Dataset
+from jaxcode.train.schedule import MODELS
+from jaxcode.train.training import Config, Diverged, Trainer, worker_mesh
+from jaxcode.train.verification import difference, dropping_data, without_stragglers
 
 ROOT = Path(__file__).parents[1]
 EXACT, DROPPED = 1e-5, 1e-3  # relative differences of parameters after a few float32 steps

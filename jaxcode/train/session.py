@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from jaxcode import checkpoint, datasets
-from jaxcode.rundir import RunDirectory
-from jaxcode.training import Config, State, Traffic, Trainer
+from jaxcode.train import checkpoint, datasets
+from jaxcode.train.rundir import RunDirectory
+from jaxcode.train.training import Config, State, Traffic, Trainer
 
 STEPS = 200
 VIRTUAL_DEVICES = 8

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxcode import checkpoint
+from jaxcode.train import checkpoint
 
 
 class RunDirectory:

@@ -1,4 +1,4 @@
-"""`jaxcode train`, once `jaxcode.session` has found nothing wrong: train, write and report.
+"""`jaxcode train`, once `jaxcode.train.session` has found nothing wrong: train, write and report.
 
 The directory is created with the first accepted step, so that a training that fails at once leaves
 nothing behind.
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from jaxcode import checkpoint, plot, report
-from jaxcode.rundir import RunDirectory
-from jaxcode.session import Session
-from jaxcode.training import Diverged, Record, State
-from jaxcode.verification import Differences, difference, dropping_data, without_stragglers
+from jaxcode import plot
+from jaxcode.train import checkpoint, report
+from jaxcode.train.rundir import RunDirectory
+from jaxcode.train.session import Session
+from jaxcode.train.training import Diverged, Record, State
+from jaxcode.train.verification import Differences, difference, dropping_data, without_stragglers
 
 
 class Stopped(Exception):
@@ -39,7 +40,7 @@ def run(session: Session) -> int:
     """Train, write what was asked for, and print the table.
 
     Args:
-        session: from `jaxcode.session.prepare`.
+        session: from `jaxcode.train.session.prepare`.
 
     Returns:
         0.
@@ -49,7 +50,7 @@ def run(session: Session) -> int:
 
     Example:
         >>> from jaxcode.cli import parser
-        >>> from jaxcode.session import prepare
+        >>> from jaxcode.train.session import prepare
         >>> run(prepare(parser().parse_args(["train", "--steps", "2", "--hidden", "9"])))
         digits: 1,438 training and 359 test examples, layers 64-9-10
         ...

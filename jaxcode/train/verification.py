@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from jaxcode.aggregate import coded_value_and_grad
 from jaxcode.codes import uncoded
-from jaxcode.training import State, Trainer
+from jaxcode.train.training import State, Trainer
 
 
 class Difference(NamedTuple):

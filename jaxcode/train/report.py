@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from jaxcode.schedule import TIMED
-from jaxcode.training import Record, Traffic, Trainer
-from jaxcode.verification import Difference, Differences
+from jaxcode.train.schedule import TIMED
+from jaxcode.train.training import Record, Traffic, Trainer
+from jaxcode.train.verification import Difference, Differences
 
 
 def size(count: float | int) -> str:

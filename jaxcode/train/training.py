@@ -1,8 +1,8 @@
 """Train a Flax classifier with workers missing at every step, and measure what that cost.
 
 One compiled function takes a step: the coded gradient from whoever answered, then Adam. Batches and
-survivors come from `jaxcode.schedule`; a step whose numbers are not finite is never accepted, so
-the state that the caller holds is always one to go on from.
+survivors come from `jaxcode.train.schedule`; a step whose numbers are not finite is never accepted,
+so the state that the caller holds is always one to go on from.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jaxcode.aggregate import coded_value_and_grad
 from jaxcode.codes import fractional_repetition
-from jaxcode.datasets import Dataset
 from jaxcode.load import lower_bound
-from jaxcode.schedule import batch_indices, round_at
+from jaxcode.train.datasets import Dataset
+from jaxcode.train.schedule import batch_indices, round_at
 
 # With Adam's usual 1e-8, a gradient of nothing but rounding error would move a parameter by up to
 # the learning rate: two exact ways to compute one gradient would then part.
@@ -42,7 +42,7 @@ class Config:
         stragglers: s, missing at every step.
         fragments: m, each message is 1/m of the payload.
         method: "factors" or "dense".
-        straggler_model: a name in `jaxcode.schedule.MODELS`.
+        straggler_model: a name in `jaxcode.train.schedule.MODELS`.
         hidden: width of each hidden layer.
         dropout: rate after each hidden layer.
         learning_rate: Adam's.
@@ -127,7 +127,7 @@ class Diverged(ArithmeticError):
         >>> raise Diverged(7, float("nan"))
         Traceback (most recent call last):
         ...
-        jaxcode.training.Diverged: step 7: the loss is nan: try a smaller --learning-rate
+        jaxcode.train.training.Diverged: step 7: the loss is nan: try a smaller --learning-rate
     """
 
     def __init__(self, step: int, loss: float):
@@ -174,7 +174,7 @@ class Trainer:
         data: its data set.
 
     Example:
-        >>> from jaxcode.datasets import load
+        >>> from jaxcode.train.datasets import load
         >>> trainer = Trainer(Config(hidden=(16,)), load())
         >>> state = trainer.initial_state()
         >>> for state, record in trainer.steps(state, 3):

@@ -1,0 +1,1 @@
+"""The `jaxcode train` command: one module for each thing a training run needs."""
