@@ -21,8 +21,8 @@ from jaxcode.codes import Code
 from jaxcode.coding import decode
 from jaxcode.factors import LeafSummary, Summary
 from jaxcode.jaxprs import varying_axes
-from jaxcode.leaves import Static, eval_shape, split_arrays
-from jaxcode.lowrank import to_dense
+from jaxcode.leaves import Static, eval_shape, shapes_where, split_arrays
+from jaxcode.lowrank import is_structured, to_dense
 from jaxcode.partitions import Partitions, assign
 from jaxcode.payload import num_bytes
 from jaxcode.worker import Method, Payload, Worker
@@ -36,18 +36,24 @@ class MessageSummary(NamedTuple):
         numbers: numbers in the whole message, with the loss value and auxiliary outputs.
         message_bytes: bytes of it.
         dense_bytes: bytes of an uncoded dense gradient, loss value and auxiliary outputs included.
+        reduced_bytes: bytes of the all-reduce that stands for the messages on one mesh: float32,
+            with a place for every block's factors.
     """
 
     rows: tuple[LeafSummary, ...]
     numbers: int
     message_bytes: int
     dense_bytes: int
+    reduced_bytes: int
 
     def __str__(self) -> str:
         """One line a leaf, and the total."""
         table = str(Summary(self.rows)).rsplit("\n", 1)[0]
         share = self.message_bytes / self.dense_bytes
-        return f"{table}\n{self.message_bytes:,} bytes a message, {share:.3f} of dense"
+        return (
+            f"{table}\n{self.message_bytes:,} bytes a message, {share:.3f} of dense "
+            f"(on one mesh, an all-reduce of {self.reduced_bytes:,})"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +82,8 @@ class CodedGradient:
     def messages(self, params: Any, batch: Any, *, key: Any = None) -> Payload:
         """All workers' messages ``(value, aux, grads)``, stacked on a leading axis of n workers.
 
-        ``grads`` is what `decode_gradients` takes in an Optax chain.
+        They are computed on one device, whatever the mesh. ``grads`` is what `decode_gradients`
+        takes in an Optax chain.
         """
         arrays, static = split_arrays((params, batch, key))
         return self._compiled_messages(static, arrays)
@@ -103,29 +110,34 @@ class CodedGradient:
         def run(static: Static, arrays: list[Any]) -> Payload:
             params, batch, key = static.merge(arrays)
             workers = np.arange(self.worker.code.num_workers)
-            return self._messages(params, self._parts(batch), key, workers)
+            return self._messages(params, self._parts(batch), key, workers)[0]
 
         return jax.jit(run, static_argnums=0)
 
     def _parts(self, batch: Any) -> Partitions:
         return batch if isinstance(batch, Partitions) else assign(batch, self.worker.code)
 
-    def _messages(self, params: Any, parts: Partitions, key: Any, workers: Any) -> Payload:
-        """Messages of the workers here, stacked."""
+    def _messages(
+        self, params: Any, parts: Partitions, key: Any, workers: Any
+    ) -> tuple[Payload, Payload]:
+        """Messages of the workers here, stacked, and the shapes of one partition's payload."""
+        seen: list[Payload] = []
 
         def one(part: Partitions, worker: Any) -> Payload:
-            return self.worker.message(params, part, worker, key)
+            message, shapes = self.worker.message(params, part, worker, key)
+            seen.append(shapes)
+            return message
 
         if len(workers) == 1:  # no batching of the loss where there is nothing to batch
             message = one(jax.tree.map(lambda x: x[0], parts), workers[0])
-            return jax.tree.map(lambda x: x[None], message)
-        return jax.vmap(one)(parts, jnp.asarray(workers))
+            return jax.tree.map(lambda x: x[None], message), seen[0]
+        return jax.vmap(one)(parts, jnp.asarray(workers)), seen[0]
 
     def _decoded(
         self, params: Any, parts: Partitions, weights: Any, key: Any, workers: Any, axis: Any
     ) -> Any:
-        messages = self._messages(params, parts, key, workers)
-        like = self.worker.shapes(params, parts, key)
+        messages, shapes = self._messages(params, parts, key, workers)
+        like = shapes._replace(grads=shapes_where(shapes.grads, params))
         result = decode(
             messages, self.worker.code, weights, like=like, axis_name=axis, workers=workers
         )
@@ -201,9 +213,12 @@ def _summarise(worker: Worker, params: Any, batch: Any, key: Any) -> MessageSumm
     code = worker.code
     parts = batch if isinstance(batch, Partitions) else eval_shape(_assigner(code), batch)
     part = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts)
+    seen: list[Payload] = []
 
     def send(params: Any, part: Partitions, key: Any) -> Payload:
-        return worker.message(params, part, 0, key)
+        message, shapes = worker.message(params, part, 0, key)
+        seen.append(shapes)
+        return message
 
     message = eval_shape(send, params, part, key)
     counts: list[int] = []
@@ -212,9 +227,13 @@ def _summarise(worker: Worker, params: Any, batch: Any, key: Any) -> MessageSumm
         row._replace(numbers=count)
         for row, count in zip(worker.summary(params, parts, key), counts, strict=True)
     )
-    numbers = _numbers(message)
-    dense = worker.shapes(params, parts, key)
-    return MessageSummary(rows, numbers, num_bytes(message), num_bytes(dense))
+    payload = seen[0]
+    dense = payload._replace(grads=shapes_where(payload.grads, params))
+    reduced = sum(
+        4 * _numbers(leaf) * (code.num_partitions if is_structured(leaf) else 1)
+        for leaf in jax.tree.leaves(payload, is_leaf=is_structured)
+    )
+    return MessageSummary(rows, _numbers(message), num_bytes(message), num_bytes(dense), reduced)
 
 
 def _numbers(tree: Any) -> int:

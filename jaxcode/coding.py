@@ -86,8 +86,9 @@ def _check_not_summed(gradient: Any, worker: Any) -> None:
         missing = axes - varying_axes(leaf)
         if missing:
             names = ", ".join(map(repr, sorted(map(str, missing))))
+            where = jax.tree_util.keystr(path)
             raise ValueError(
-                f"`encode` needs each worker's own gradient; got leaf{jax.tree_util.keystr(path)} "
+                f"`encode` needs each worker's own gradient; got {where or 'an array'} "
                 f"that is the same over the mesh axis {names}, so it is already summed over the "
                 "workers: cast the parameters with `jax.lax.pcast(params, axis, to='varying')` "
                 "before differentiating"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxcode.codes import Code
 from jaxcode.coding import encode_unchecked
 from jaxcode.factors import UNUSED, FactoredGradient, LeafSummary
-from jaxcode.leaves import Call, eval_shape, shapes_where
+from jaxcode.leaves import Call
 from jaxcode.partitions import Partitions
 from jaxcode.precision import widen
 
@@ -62,31 +62,28 @@ class Worker:
             grads = call.full(leaves)
         return Payload(value, aux, grads)
 
-    def message(self, params: Any, part: Partitions, worker: Any, key: Any) -> Payload:
-        """The coded sum of the payloads of one worker's partitions, leaves (d, ...) of ``part``."""
+    def message(
+        self, params: Any, part: Partitions, worker: Any, key: Any
+    ) -> tuple[Payload, Payload]:
+        """The coded sum of the payloads of one worker's partitions, leaves (d, ...) of ``part``.
+
+        Returns:
+            The message, and the shapes of one partition's payload.
+        """
 
         def one(examples: Any, share: Any, partition: Any) -> Payload:
             # Replicas of a partition must agree, so its key does not depend on the worker.
             folded = None if key is None else jax.random.fold_in(key, partition)
             return self.payload(params, examples, share, folded, padded=part.padded)
 
-        partitions = jnp.asarray(self.code.partitions, jnp.int32)[worker]
+        each = (part.examples, part.share, jnp.asarray(self.code.partitions, jnp.int32)[worker])
         if self.code.load == 1:
-            payload = one(jax.tree.map(lambda x: x[0], part.examples), part.share[0], partitions[0])
+            payload = one(*jax.tree.map(lambda x: x[0], each))
+            shapes = jax.eval_shape(lambda: payload)
         else:
-            each = (part.examples, part.share, partitions)
             payload = jax.lax.map(lambda args: one(*args), each)
-        return encode_unchecked(payload, self.code, worker, self.wire_dtype)
-
-    def shapes(self, params: Any, parts: Partitions, key: Any) -> Payload:
-        """What decoding returns, as shapes: the loss value, auxiliary outputs, the gradient."""
-        part = _one_partition(parts)
-
-        def uncoded(params: Any, examples: Any, share: Any, key: Any) -> Payload:
-            return self.payload(params, examples, share, key, padded=parts.padded)
-
-        payload = eval_shape(uncoded, params, part.examples, part.share, key)
-        return payload._replace(grads=shapes_where(payload.grads, params))
+            shapes = jax.eval_shape(lambda: jax.tree.map(lambda x: x[0], payload))
+        return encode_unchecked(payload, self.code, worker, self.wire_dtype), shapes
 
     def summary(self, params: Any, parts: Partitions, key: Any) -> tuple[LeafSummary, ...]:
         """How each leaf of the gradient of one partition is represented."""

@@ -132,7 +132,7 @@ def test_the_summary_counts_what_messages_hold():
         assert summary.numbers == sum(x.size for x in jax.tree.leaves(first))
         dense = 4 * (1 + sum(params[k].size for k in ("table", "w1", "b1", "w2")))
         assert summary.dense_bytes == dense
-        assert str(summary).endswith("of dense")
+        assert "of dense" in str(summary)
 
 
 def test_factors_send_what_the_design_says():

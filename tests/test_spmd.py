@@ -44,6 +44,7 @@ def test_collectives_carry_factors_and_not_matrices(kind):
     for method in METHODS:
         coded = jc.coded_value_and_grad(mlp_values, code, method=method, mesh=where, axis_name=axis)
         carried[method] = collective_sizes(jax.jit(coded).lower(params, batch, weights).compile())
+        assert 4 * sum(carried[method]) == coded.summary(params, batch).reduced_bytes
     smallest_matrix = min(params[name].size for name in ("table", "w1", "w2"))
     assert max(carried["dense"]) >= params["table"].size  # the control
     assert max(carried["factors"]) < smallest_matrix
