@@ -296,15 +296,15 @@ def factored_value_and_grad(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
-        >>> params = {"w": jnp.ones((30, 20)), "b": jnp.zeros(20)}
+        >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"]) @ params["v"])
+        >>> params = {"w": jnp.ones((30, 20)), "v": jnp.ones(20)}
         >>> gradient = factored_value_and_grad(loss)
         >>> value, grads = gradient(params, jnp.ones((4, 30)))
-        >>> grads["w"].P.shape, grads["w"].Q.shape, grads["b"].shape
+        >>> grads["w"].P.shape, grads["w"].Q.shape, grads["v"].shape
         ((30, 4), (20, 4), (20,))
         >>> print(gradient.summary(params, jnp.ones((4, 30))))
         parameter  shape     kind     numbers  reason
-        ['b']      (20,)     dense    20       a vector
+        ['v']      (20,)     dense    20       a vector
         ['w']      (30, 20)  factors  200
         220 numbers of 620 dense
     """

@@ -50,15 +50,15 @@ def _trained(params: Any, trainable: Any) -> list[bool]:
 def _value_and_aux(out: Any, *, has_aux: bool) -> tuple[Any, Any]:
     if has_aux and not (isinstance(out, tuple) and len(out) == 2):
         raise ValueError(
-            f"`has_aux=True` needs a loss that returns a pair (value, aux); got {type(out).__name__}: "
-            "return the pair, or leave has_aux out"
+            "`has_aux=True` needs a loss that returns a pair (value, aux); got "
+            f"{type(out).__name__}: return the pair, or leave has_aux out"
         )
     value, aux = out if has_aux else (out, None)
-    if jax.tree.structure(value) != jax.tree.structure(0) or jnp.shape(value) != ():
-        got = jax.tree.map(jnp.shape, value)
+    if not jax.tree_util.all_leaves([value]) or jnp.shape(value) != ():
         raise ValueError(
-            f"`loss` needs to return a scalar; got shape {got}: take the mean or the sum, and return "
-            "what else there is as auxiliary outputs, with has_aux=True"
+            "`loss` needs to return a scalar; got shape "
+            f"{jax.tree.map(jnp.shape, value)}: take the mean or the sum, and return what else "
+            "there is as auxiliary outputs, with has_aux=True"
         )
     return value, aux
 

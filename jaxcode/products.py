@@ -144,7 +144,7 @@ def _terms(graph: Graph, value: Value) -> list[Term]:
         return []
     eqn, index = graph.producer(value)
     if eqn is None:
-        raise NotFactored("its gradient is not computed but given")
+        raise NotFactored("its gradient is an input, of the program or of a loop")
     name = eqn.primitive.name
     if is_scan(eqn) or is_remat(eqn):
         return _lift(graph, eqn, index)

@@ -244,6 +244,12 @@ network(
 )
 
 
+@case("Module, as it is", NNX, **DENSE)
+def _nnx_module():
+    module = nnx.Sequential(nnx.Linear(31, 23, rngs=nnx.Rngs(0)), nnx.tanh)
+    return (lambda module, x: score(module(x))), module, (normal(5, 31),)
+
+
 @case("BatchNorm, statistics as auxiliary outputs", NNX, has_aux=True, **DENSE, scale="dense")
 def _nnx_batch_norm():
     rngs = nnx.Rngs(0)

@@ -170,7 +170,7 @@ USES = {
 }
 
 
-@few
+@settings(few, max_examples=15)
 @given(st.lists(st.sampled_from(sorted(USES)), min_size=1, max_size=4))
 def test_any_sum_of_uses(uses):
     def loss(params, x):
@@ -209,6 +209,10 @@ REASONS = {
     "its gradient is the real part of a product": (
         normal(31, 23),
         lambda w: jnp.abs((1j * X) @ w.astype(jnp.complex64)),
+    ),
+    "its gradient is an input, of the program or of a loop": (
+        normal(31, 31),
+        lambda w: X @ jax.lax.scan(lambda w, _: (w, w), w, None, length=2)[1],
     ),
     "the loss does not use it": (normal(31, 23), lambda w: X),
 }
