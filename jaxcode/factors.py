@@ -17,7 +17,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxcode.jaxprs import Graph, Value, dtype_of, shape_of
 from jaxcode.leaves import Call, is_array, is_differentiable
-from jaxcode.lowrank import IndexedRows, LowRank, concatenate, join
+from jaxcode.lowrank import IndexedRows, LowRank, concatenate
+from jaxcode.precision import alike
 from jaxcode.products import NotFactored, Product, Scatter, Side, Term, find_terms
 
 UNUSED = "the loss does not use it"
@@ -142,7 +143,9 @@ class _Rows:
             outside = (index < 0) | (index >= table)
             indices.append(jnp.where(outside, table, index).astype(jnp.int32))
             rows.append(row.reshape(-1, *self.shape[1:]))
-        return IndexedRows(jnp.concatenate(indices), join(rows, axis=0), self.shape, self.dtype)
+        return IndexedRows(
+            jnp.concatenate(indices), jnp.concatenate(alike(rows)), self.shape, self.dtype
+        )
 
 
 def _decide(graph: Graph, gradient: Value, path: str) -> tuple[Any, LeafSummary]:

@@ -14,19 +14,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from jaxcode.precision import widen
+from jaxcode.precision import alike, widen
 
 
-def _static() -> Any:
-    return field(metadata={"static": True})
+def _static(default: Any = None) -> Any:
+    return field(default=default, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LowRank:
     """The matrix ``P Q^T``, one for each index of the batch axes.
+
+    ``LowRank(P, Q)`` is a gradient of shape (*batch, p, q); the other fields say where it stands in
+    a parameter whose axes are in another order, or more.
 
     Attributes:
         P: left factor, (*batch, p, r). For a layer ``x @ W`` it is ``x^T``.
@@ -42,26 +45,42 @@ class LowRank:
     Example:
         >>> import jax.numpy as jnp
         >>> x, delta = jnp.ones((2, 5)), jnp.ones((2, 3))
-        >>> grad = LowRank.from_factors(x.T, delta.T)
+        >>> grad = LowRank(x.T, delta.T)
         >>> grad.rank, grad.to_dense().shape
         (2, (5, 3))
     """
 
     P: Any
     Q: Any
-    shape: tuple[int, ...] = _static()
-    rows: tuple[int, ...] = _static()
-    batch: tuple[int, ...] = _static()
+    shape: tuple[int, ...] = _static(())
+    rows: tuple[int, ...] = _static(())
+    batch: tuple[int, ...] = _static(())
     dtype: Any = _static()
-    rank: int = _static()
+    rank: int = _static(0)
     product_dtype: Any = _static()
 
-    @classmethod
-    def from_factors(cls, P: Float[Array, "p r"], Q: Float[Array, "q r"]) -> "LowRank":
-        """Wrap the factors of one p x q matrix."""
-        shape = (P.shape[0], Q.shape[0])
-        dtype = np.promote_types(P.dtype, Q.dtype)
-        return cls(P, Q, shape, (0,), (), dtype, P.shape[1], dtype)
+    def __post_init__(self) -> None:
+        """Derive what was left out from the factors."""
+        if self.shape:
+            return
+        *batch, p, rank = self.P.shape
+        *_, q, other = self.Q.shape
+        if self.P.shape[:-2] != self.Q.shape[:-2] or rank != other:
+            raise ValueError(
+                "`LowRank` needs factors of shapes (*batch, p, r) and (*batch, q, r); got "
+                f"{self.P.shape} and {self.Q.shape}: the batch axes and r must agree"
+            )
+        dtype = np.promote_types(self.P.dtype, self.Q.dtype)
+        derived = {
+            "shape": (*batch, p, q),
+            "rows": (len(batch),),
+            "batch": tuple(range(len(batch))),
+            "dtype": dtype,
+            "rank": rank,
+            "product_dtype": dtype,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -88,7 +107,7 @@ class LowRank:
         The product is summed in float32 at the highest precision, and rounded where automatic
         differentiation would have rounded it.
         """
-        P, Q = map(widen, _alike([self.P, self.Q]))
+        P, Q = map(widen, alike([self.P, self.Q]))
         product = jnp.einsum("...pr,...qr->...pq", P, Q, precision=jax.lax.Precision.HIGHEST)
         order = (*self.batch, *self.rows, *self.columns)
         product = product.reshape([self.shape[axis] for axis in order])
@@ -139,30 +158,14 @@ def concatenate(parts: list[LowRank]) -> LowRank:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> one = LowRank.from_factors(jnp.ones((4, 2)), jnp.ones((3, 2)))
+        >>> one = LowRank(jnp.ones((4, 2)), jnp.ones((3, 2)))
         >>> concatenate([one, one]).rank
         4
     """
-    P, Q = join([part.P for part in parts], axis=-1), join([part.Q for part in parts], axis=-1)
+    P = jnp.concatenate(alike([part.P for part in parts]), axis=-1)
+    Q = jnp.concatenate(alike([part.Q for part in parts]), axis=-1)
     product_dtype = functools.reduce(np.promote_types, [part.product_dtype for part in parts])
     return replace(parts[0], P=P, Q=Q, rank=P.shape[-1], product_dtype=product_dtype)
-
-
-def join(arrays: list[Array], *, axis: int) -> Array:
-    """Concatenate arrays in the narrowest dtype that holds all of theirs.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> join([jnp.ones(2), jnp.ones(3, jnp.bfloat16)], axis=0).dtype
-        dtype('float32')
-    """
-    return jnp.concatenate(_alike(arrays), axis)
-
-
-def _alike(arrays: list[Array]) -> list[Array]:
-    # Unlike `jnp.promote_types`, NumPy's works where a user has made JAX's promotion strict.
-    dtype = functools.reduce(np.promote_types, [x.dtype for x in arrays])
-    return [x.astype(dtype) for x in arrays]
 
 
 def to_dense(grads: Any, params: Any) -> Any:

@@ -108,7 +108,7 @@ def test_a_payload_packs_to_one_flat_message_and_back():
         "half": jnp.arange(5, dtype=jnp.bfloat16),
         "matrix": jnp.arange(6.0).reshape(2, 3),
         "empty": jnp.zeros((0, 3)),
-        "factors": jc.LowRank.from_factors(jnp.ones((4, 2)), jnp.full((3, 2), 2.0)),
+        "factors": jc.LowRank(jnp.ones((4, 2)), jnp.full((3, 2), 2.0)),
         "rows": jc.IndexedRows(jnp.array([70000, 1]), jnp.ones((2, 3)), (80000, 3), jnp.float32),
         "nothing": None,
     }

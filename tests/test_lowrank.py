@@ -11,7 +11,8 @@ import pytest
 from case_table import TOLERANCE
 
 from jaxcode import IndexedRows, LowRank, factored_value_and_grad, to_dense
-from jaxcode.lowrank import concatenate, is_structured, join
+from jaxcode.lowrank import concatenate, is_structured
+from jaxcode.precision import alike
 
 
 def normal(*shape, seed=0):
@@ -67,10 +68,10 @@ def test_to_dense_for_every_split_of_the_axes():
 
 def test_factors_of_one_matrix():
     P, Q = normal(7, 2), normal(5, 2)
-    grad = LowRank.from_factors(P, Q)
+    grad = LowRank(P, Q)
     assert (grad.shape, grad.rank, grad.columns) == ((7, 5), 2, (1,))
     np.testing.assert_allclose(grad.to_dense(), P @ Q.T, rtol=TOLERANCE, atol=TOLERANCE)
-    assert LowRank.from_factors(P[:, :0], Q[:, :0]).to_dense().tolist() == np.zeros((7, 5)).tolist()
+    assert LowRank(P[:, :0], Q[:, :0]).to_dense().tolist() == np.zeros((7, 5)).tolist()
 
 
 def test_concatenation_is_the_sum():
@@ -92,7 +93,7 @@ def test_concatenation_in_two_precisions_keeps_the_wider():
             total.to_dense(), sum(map(dense, parts)), rtol=TOLERANCE, atol=TOLERANCE
         )
     half, brain = jnp.ones(2, jnp.float16), jnp.ones(2, jnp.bfloat16)
-    assert join([half, brain], axis=0).dtype == jnp.float32
+    assert [x.dtype for x in alike([half, brain])] == [jnp.float32] * 2
 
 
 def test_the_product_is_rounded_once_and_where_autodiff_would():
@@ -163,7 +164,7 @@ def test_a_tree_of_every_kind_becomes_dense():
         "function": len,
     }
     grads = dict.fromkeys(params, None) | {
-        "w": LowRank.from_factors(normal(7, 1), normal(5, 1)),
+        "w": LowRank(normal(7, 1), normal(5, 1)),
         "table": IndexedRows(jnp.array([3]), normal(1, 2), (4, 2), np.dtype(jnp.bfloat16)),
         "b": jnp.arange(3.0),
     }
