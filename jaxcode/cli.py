@@ -117,7 +117,7 @@ def parser(*, bench: bool = False) -> argparse.ArgumentParser:
     train.set_defaults(run=_train)
     timing = commands.add_parser("bench", help="time coded steps", allow_abbrev=False)
     if bench:
-        from jaxcode.bench import add_arguments, run
+        from jaxcode.bench.command import add_arguments, run
 
         add_arguments(timing)
         timing.set_defaults(run=run)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxcode import bench, bench_cases
-from jaxcode.bench_cases import QUICK, Pair
-from jaxcode.bench_steps import Setting
+from jaxcode.bench import cases
+from jaxcode.bench import command as bench
+from jaxcode.bench.cases import QUICK, Pair
+from jaxcode.bench.steps import Setting
 from jaxcode.cli import main
 from jaxcode.lowrank import LowRank, to_dense
 
@@ -75,8 +76,8 @@ def test_the_goals_are_those_of_the_full_sizes(case, pairs):
 
 
 def test_the_full_sizes():
-    assert bench_cases.FULL.layers == (784, 1024, 1024, 10)
-    assert bench_cases.FULL.rows == 32
+    assert cases.FULL.layers == (784, 1024, 1024, 10)
+    assert cases.FULL.rows == 32
 
 
 def test_capture_compares_equal_gradients(pairs):
@@ -129,7 +130,7 @@ def test_steps_compute_the_same(case, pairs):
 @pytest.mark.parametrize("scale", ["gradient", "loss"])
 def test_uneven_groups_and_a_single_device(count, scale, monkeypatch):
     devices = jax.devices()[:count]
-    monkeypatch.setattr("jaxcode.bench_steps.mesh_devices", lambda: devices)
+    monkeypatch.setattr("jaxcode.bench.steps.mesh_devices", lambda: devices)
     setting = Setting.on_mesh((6, 8, 5), 3)
     assert setting.code.num_workers == {1: 8, 5: 5}[count]
     close(setting.coded("dense")(), setting.uncoded(scale=scale)())

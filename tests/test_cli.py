@@ -1,6 +1,5 @@
 """The command line: every bad argument and file is one line, exit code 2, and nothing written."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -350,7 +349,6 @@ def test_the_package_imports_no_extra():
     assert done.stdout.strip() == "[]", done.stderr
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jaxcode.bench") is None, reason="not built yet")
 def test_bench_has_its_own_options(capsys):
     assert main(["bench", "--help"]) == 0
     assert "usage: jaxcode bench" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxcode.aggregate import coded_value_and_grad
-from jaxcode.bench_models import Problem, perceptron
+from jaxcode.bench.models import Problem, perceptron
 from jaxcode.codes import Code, fractional_repetition
 from jaxcode.partitions import Partitions, assign
 from jaxcode.worker import Method

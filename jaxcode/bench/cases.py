@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcode.bench_models import Problem, Transformer, perceptron, transformer
-from jaxcode.bench_steps import Setting, cpu_device, design, some_missing
+from jaxcode.bench.models import Problem, Transformer, perceptron, transformer
+from jaxcode.bench.steps import Setting, cpu_device, design, some_missing
 from jaxcode.codes import Code, fractional_repetition
 from jaxcode.coding import Decoder, decode, encode
 from jaxcode.factors import factored_value_and_grad

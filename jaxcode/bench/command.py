@@ -18,14 +18,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcode import bench_cases
-from jaxcode.bench_cases import Pair, Sizes
+from jaxcode.bench import cases
+from jaxcode.bench.cases import Pair, Sizes
 
 CASES: dict[str, Callable[[Sizes], Iterator[Pair]]] = {
-    "capture": bench_cases.capture,
-    "coding": bench_cases.coding,
-    "mesh": bench_cases.mesh,
-    "product": bench_cases.product,
+    "capture": cases.capture,
+    "coding": cases.coding,
+    "mesh": cases.mesh,
+    "product": cases.product,
 }
 REPEATS = 100
 QUICK_REPEATS = 3
@@ -132,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
         message = " ".join(f"JAX finds no device to run on: {error}".split())
         print(f"jaxcode: error: {message}", file=sys.stderr)
         return 2
-    sizes = bench_cases.QUICK if args.quick else bench_cases.FULL
+    sizes = cases.QUICK if args.quick else cases.FULL
     repeats = args.repeats or (QUICK_REPEATS if args.quick else REPEATS)
     facts = machine()
     results = []

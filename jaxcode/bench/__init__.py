@@ -1,0 +1,1 @@
+"""The `jaxcode bench` command: what is timed, against what, and how."""
