@@ -23,7 +23,7 @@ from jaxcode.factors import LeafSummary, Summary
 from jaxcode.jaxprs import varying_axes
 from jaxcode.leaves import Static, eval_shape, shapes_where, split_arrays
 from jaxcode.lowrank import is_structured, to_dense
-from jaxcode.partitions import Partitions, assign
+from jaxcode.partitions import Partitions, assign, digest
 from jaxcode.payload import num_bytes
 from jaxcode.worker import Method, Payload, Worker
 
@@ -75,6 +75,11 @@ class CodedGradient:
             key: a PRNG key for the step. If given, the loss is called as ``loss(params, examples,
                 key)`` with the key folded with the partition's index.
         """
+        if weights is None:
+            raise ValueError(
+                "`coded_value_and_grad` needs decoding weights, got None: pass "
+                "`code.decoding_weights(survivors)`"
+            )
         weights = jnp.asarray(weights, jnp.result_type(float))
         arrays, static = split_arrays((params, batch, weights, key))
         return self._compiled(static, arrays)
@@ -115,7 +120,7 @@ class CodedGradient:
         return jax.jit(run, static_argnums=0)
 
     def _parts(self, batch: Any) -> Partitions:
-        return batch if isinstance(batch, Partitions) else assign(batch, self.worker.code)
+        return _parts(batch, self.worker.code)
 
     def _messages(
         self, params: Any, parts: Partitions, key: Any, workers: Any
@@ -152,7 +157,7 @@ class CodedGradient:
         if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis] == AxisType.Explicit:
             shared = [_replicated(x, mesh, axis) for x in shared]
             if not isinstance(batch, Partitions):
-                batch = jax.tree.map(lambda x: _replicated(x, mesh, axis), batch)
+                batch = jax.sharding.reshard(batch, NamedSharding(mesh, PartitionSpec()))
             by_worker = NamedSharding(mesh, PartitionSpec(axis))
             parts = jax.sharding.reshard(self._parts(batch), by_worker)
         else:
@@ -182,10 +187,29 @@ class CodedGradient:
                 f"your own map over that axis, one worker's part each; {axis!r} is not mapped "
                 "here: pass `mesh=`, or the whole batch"
             ) from error
+        n, size = self.worker.code.num_workers, jax.lax.axis_size(axis)
+        if size != n:
+            raise ValueError(
+                f"`coded_value_and_grad` inside your own map needs one worker a place, {n} along "
+                f"{axis!r}; got {size}: map over an axis of {n}, or pass `mesh=`, which puts "
+                "several workers on a device"
+            )
+        part = _parts(part, self.worker.code)
         if varying_axes(worker):
             params = _varying(params, axis)
         parts = jax.tree.map(lambda x: x[None], part)
         return self._decoded(params, parts, weights, key, worker[None], axis)
+
+
+def _parts(batch: Any, code: Code) -> Partitions:
+    if not isinstance(batch, Partitions):
+        return assign(batch, code)
+    if batch.held != digest(code):
+        raise ValueError(
+            f"`coded_value_and_grad` needs partitions assigned for its own code, {code!r}; got "
+            "another's: call `assign(batch, code)` with this code"
+        )
+    return batch
 
 
 def _varying(params: Any, axis: Any) -> Any:
@@ -211,7 +235,7 @@ def _replicated(array: Any, mesh: Mesh, axis: Any) -> Any:
 def _summarise(worker: Worker, params: Any, batch: Any, key: Any) -> MessageSummary:
     """Trace one worker's message and count what is in it."""
     code = worker.code
-    parts = batch if isinstance(batch, Partitions) else eval_shape(_assigner(code), batch)
+    parts = eval_shape(lambda batch: _parts(batch, code), batch)
     part = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), parts)
     seen: list[Payload] = []
 
@@ -238,10 +262,6 @@ def _summarise(worker: Worker, params: Any, batch: Any, key: Any) -> MessageSumm
 
 def _numbers(tree: Any) -> int:
     return sum(math.prod(x.shape) for x in jax.tree.leaves(tree))
-
-
-def _assigner(code: Code) -> Callable[[Any], Partitions]:
-    return lambda batch: assign(batch, code)
 
 
 def coded_value_and_grad(
@@ -280,6 +300,8 @@ def coded_value_and_grad(
         trainable: which leaves get a gradient; see `factored_value_and_grad`. The others are not
             sent, and get zeros, so that Optax leaves them as they are.
         wire_dtype: dtype of the messages, for instance ``jnp.bfloat16``; default is each leaf's.
+            float16 has a narrow range: gradients below 6e-8 vanish in it, and a loss above 65504
+            overflows, as in any training without loss scaling.
 
     Returns:
         A `CodedGradient`: ``coded(params, batch, weights, key=None) -> (value, grads)``. Gradients
@@ -310,6 +332,11 @@ def coded_value_and_grad(
         raise ValueError(
             f'`coded_value_and_grad` needs a block code for method="factors", got {code!r}: '
             'factors do not add; use `fractional_repetition`, or method="dense"'
+        )
+    if wire_dtype is not None and not jnp.issubdtype(wire_dtype, jnp.floating):
+        raise ValueError(
+            "`coded_value_and_grad` needs a floating-point wire_dtype, got "
+            f"{jnp.dtype(wire_dtype)}: use jnp.bfloat16, or None for each leaf's own"
         )
     if mesh is not None:
         axis_name = _worker_axis(mesh, axis_name, code)

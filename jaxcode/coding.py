@@ -66,6 +66,11 @@ def encode_unchecked(gradient: Any, code: Code, worker: Any, wire_dtype: Any) ->
 
 
 def _combine(array: Array, coefficients: Array, code: Code) -> Array:
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise ValueError(
+            f"`encode` needs real floating-point numbers, got {array.dtype}: keep the real and "
+            "the imaginary part of a parameter as two leaves"
+        )
     if not is_coded(array):
         return array
     if code.load == 1:
@@ -126,7 +131,8 @@ class Decoder:
         scale = jnp.trace(products, axis1=1, axis2=2) / m
         off = products - scale[:, None, None] * jnp.eye(m, dtype=products.dtype)[None]
         # A missing answer costs a whole dimension, so the distance is then of the order of c.
-        recovered = jnp.sum(off**2, axis=(1, 2)) < 0.01 * scale**2
+        # (Weights that are not numbers are neither, and show in the result.)
+        recovered = ~(jnp.sum(off**2, axis=(1, 2)) >= 0.01 * scale**2)
         return scale, recovered
 
     def total(self, message: Array, shape: tuple[int, ...], *, drop: bool = False) -> Array:
@@ -269,6 +275,13 @@ def decode(
             f"`decode` needs weights of shape (num_fragments, num_workers) = {(m, n)}, got "
             f"{jnp.shape(weights)}: pass `code.decoding_weights(survivors)` of one step"
         )
+    here = n if workers is None else len(workers)
+    if any(jnp.shape(x)[:1] != (here,) for x in jax.tree.leaves(messages)):
+        raise ValueError(
+            f"`decode` needs messages stacked on a leading axis of {here} workers, got shapes "
+            f"{jax.tree.map(jnp.shape, messages)}: pass `coded.messages(params, batch)`, or its "
+            "`.grads`, and not a gradient"
+        )
     structured = any(map(is_structured, jax.tree.leaves(messages, is_leaf=is_structured)))
     if structured and code.block is None:
         raise ValueError(
@@ -288,8 +301,7 @@ def _leaf_decoder(decoder: Decoder, *, drop: bool) -> Callable[[Any, Any], Any]:
             P_shape, Q_shape = message.factor_shapes
             P = decoder.blocks(message.P, P_shape, scaled=False)
             Q = decoder.blocks(message.Q, Q_shape, scaled=True)
-            P, Q = (_side_by_side(factors) for factors in (P, Q))
-            return message.with_factors(P, Q).to_dense()
+            return message.sum_of_products(P, Q)
         if isinstance(message, IndexedRows):
             indices = decoder.first(message.indices)
             shape = (indices.shape[1], *message.shape[1:])
@@ -299,8 +311,3 @@ def _leaf_decoder(decoder: Decoder, *, drop: bool) -> Callable[[Any, Any], Any]:
         return decoder.total(message, tuple(like.shape), drop=drop).astype(like.dtype)
 
     return decoded
-
-
-def _side_by_side(factors: Array) -> Array:
-    """Blocks' factors (k, ..., p, r) as one factor (..., p, k r): ranks add."""
-    return jnp.moveaxis(factors, 0, -2).reshape(*factors.shape[1:-1], -1)

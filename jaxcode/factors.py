@@ -137,6 +137,8 @@ class _Rows:
         indices, rows = [], []
         for term, index, row in zip(self.scatters, arrays[::2], arrays[1::2], strict=True):
             index = index[..., 0].reshape(-1)
+            if jnp.iinfo(index.dtype).bits < 32:  # the table may be longer than a byte counts
+                index = index.astype(jnp.int32)
             if term.clip:
                 index = jnp.clip(index, 0, table - 1)
             # `.at[]` would read a negative index from the end; here it is out of bounds.
@@ -153,6 +155,8 @@ def _decide(graph: Graph, gradient: Value, path: str) -> tuple[Any, LeafSummary]
     shape, dtype = shape_of(gradient), dtype_of(gradient)
     size = math.prod(shape)
     try:
+        if graph.has_references:
+            raise NotFactored("the loss uses mutable references")
         if graph.is_zero(gradient):
             return None, LeafSummary(path, shape, "none", 0, UNUSED)
         if len(shape) < 2 or not size:

@@ -71,6 +71,11 @@ class Graph:
 
     def __init__(self, jaxpr: Jaxpr):
         """Inline the jit calls of ``jaxpr``."""
+        # Effects on mutable references name the variables they are on, so those must stay.
+        self.has_references = _has_references(jaxpr)
+        if self.has_references:
+            self.jaxpr, self._producers = jaxpr, {}
+            return
         eqns, outvars = _inline(jaxpr.eqns, jaxpr.outvars, {})
         self.jaxpr = _without_names(jaxpr, eqns=eqns, outvars=outvars)
         self._producers = {var: (eqn, i) for eqn in eqns for i, var in enumerate(eqn.outvars)}
@@ -98,6 +103,8 @@ class Graph:
 
     def expose(self, outputs: Sequence[Value]) -> Jaxpr:
         """The program with ``outputs`` as its outputs and nothing that they do not need."""
+        if self.has_references:
+            return self.jaxpr
         jaxpr = self._with_outputs(outputs)
         pruned, _ = dce_jaxpr(jaxpr, [True] * len(outputs), instantiate=True)
         return pruned
@@ -123,11 +130,18 @@ class Graph:
         return eqn.replace(params={**eqn.params, "jaxpr": closed}, outvars=outvars)
 
 
+def _has_references(jaxpr: Jaxpr) -> bool:
+    values = (value for eqn in jaxpr.eqns for value in (*eqn.invars, *eqn.outvars))
+    return any(hasattr(value.aval, "inner_aval") for value in values)
+
+
 def _can_inline(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name not in _JIT:
         return False
-    jaxpr = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    jaxpr: Any = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
     if isinstance(jaxpr, ClosedJaxpr) and jaxpr.consts:
+        return False
+    if _has_references(getattr(jaxpr, "jaxpr", jaxpr)):
         return False
     # A user's sharding on a jit belongs to the call, and would be lost with it.
     shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))

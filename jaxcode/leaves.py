@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def is_array(leaf: Any) -> bool:
@@ -42,18 +43,25 @@ def _trained(params: Any, trainable: Any) -> list[bool]:
                 f"function that returns one; got {mask!r}: give a bool for each leaf or subtree "
                 f"({error})"
             ) from error
-    if not all(isinstance(keep, bool) for keep in chosen):
+    if not all(isinstance(keep, bool | np.bool_) for keep in chosen):
         raise ValueError(f"`trainable` needs bools for leaves; got {mask!r}: use True or False")
-    return [keep and is_differentiable(leaf) for keep, leaf in zip(chosen, leaves, strict=True)]
+    return [
+        bool(keep) and is_differentiable(leaf) for keep, leaf in zip(chosen, leaves, strict=True)
+    ]
 
 
-def _value_and_aux(out: Any, *, has_aux: bool) -> tuple[Any, Any]:
+def as_pair(out: Any, *, has_aux: bool) -> tuple[Any, Any]:
+    """Take a loss's result apart: its value, and auxiliary outputs or None."""
     if has_aux and not (isinstance(out, tuple) and len(out) == 2):
         raise ValueError(
             "`has_aux=True` needs a loss that returns a pair (value, aux); got "
             f"{type(out).__name__}: return the pair, or leave has_aux out"
         )
-    value, aux = out if has_aux else (out, None)
+    return out if has_aux else (out, None)
+
+
+def _scalar(out: Any, *, has_aux: bool) -> tuple[Any, Any]:
+    value, aux = as_pair(out, has_aux=has_aux)
     if not jax.tree_util.all_leaves([value]) or jnp.shape(value) != ():
         raise ValueError(
             "`loss` needs to return a scalar; got shape "
@@ -114,7 +122,7 @@ class Call:
 
         def scalar(trained: list[Any], arrays: list[Any]) -> tuple[Any, Any]:
             params, args, kwargs = self.merge(trained, arrays)
-            return _value_and_aux(loss(params, *args, **kwargs), has_aux=has_aux)
+            return _scalar(loss(params, *args, **kwargs), has_aux=has_aux)
 
         return jax.value_and_grad(scalar, has_aux=True)
 
@@ -146,9 +154,12 @@ _ARRAY = object()
 
 
 def split_arrays(tree: Any) -> tuple[list[Any], Static]:
-    """Take the arrays and numbers out of a tree: what jit can trace, apart from the rest."""
+    """Take the arrays and floats out of a tree: what jit can trace, apart from the rest.
+
+    Flags and counts stay what they are, for the loss may branch on them.
+    """
     leaves, treedef = jax.tree.flatten(tree)
-    traced = [is_array(x) or isinstance(x, bool | int | float | complex) for x in leaves]
+    traced = [is_array(x) or isinstance(x, float | complex) for x in leaves]
     arrays = [x for x, t in zip(leaves, traced, strict=True) if t]
     rest = tuple(_ARRAY if t else x for x, t in zip(leaves, traced, strict=True))
     return arrays, Static(treedef, rest)

@@ -97,22 +97,36 @@ class LowRank:
         )
         return (*batch, math.prod(rows), self.rank), (*batch, math.prod(columns), self.rank)
 
-    def with_factors(self, P: Any, Q: Any) -> "LowRank":
-        """A gradient of the same parameter with other factors, of any rank, unrounded."""
-        return replace(self, P=P, Q=Q, rank=P.shape[-1], product_dtype=self.dtype)
-
     def to_dense(self) -> Array:
         """Form the product, in the parameter's shape and dtype.
 
         The product is summed in float32 at the highest precision, and rounded where automatic
-        differentiation would have rounded it.
+        differentiation would have rounded it. Further leading axes, as `jax.vmap` makes them, stay.
         """
+        if self.P.ndim > len(self.batch) + 2:
+            return jax.vmap(LowRank.to_dense)(self)
         P, Q = map(widen, alike([self.P, self.Q]))
         product = jnp.einsum("...pr,...qr->...pq", P, Q, precision=jax.lax.Precision.HIGHEST)
+        return self._unfold(product).astype(self.product_dtype).astype(self.dtype)
+
+    def sum_of_products(self, P: Array, Q: Array) -> Array:
+        """The dense sum of k gradients of this parameter, from (k, *batch, p, r) stacked factors.
+
+        As if their factors stood side by side, of rank k r; unrounded until the end.
+        """
+        P, Q = map(widen, alike([P, Q]))
+        product = jnp.einsum("k...pr,k...qr->...pq", P, Q, precision=jax.lax.Precision.HIGHEST)
+        return self._unfold(product).astype(self.dtype)
+
+    def _unfold(self, product: Array) -> Array:
+        """Bring (*batch, p, q) into the parameter's shape."""
         order = (*self.batch, *self.rows, *self.columns)
-        product = product.reshape([self.shape[axis] for axis in order])
-        inverse = sorted(range(len(order)), key=order.__getitem__)
-        return product.transpose(inverse).astype(self.product_dtype).astype(self.dtype)
+        shape = tuple(self.shape[axis] for axis in order)
+        if product.shape != shape:
+            product = product.reshape(shape)
+        if order == tuple(range(len(order))):
+            return product
+        return product.transpose(sorted(range(len(order)), key=order.__getitem__))
 
 
 @jax.tree_util.register_dataclass
@@ -139,7 +153,9 @@ class IndexedRows:
     dtype: Any = _static()
 
     def to_dense(self) -> Array:
-        """Add the rows up into the table; sums are in float32."""
+        """Add the rows up into the table; sums are in float32. Leading axes of `jax.vmap` stay."""
+        if self.indices.ndim > 1:
+            return jax.vmap(IndexedRows.to_dense)(self)
         rows = widen(self.rows)
         table = jnp.zeros(self.shape, rows.dtype)
         return table.at[self.indices].add(rows, mode="drop").astype(self.dtype)

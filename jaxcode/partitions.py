@@ -5,6 +5,7 @@ those that the code gives it. Every array has the same shape on every worker, so
 one example short (or empty) are padded with a real example, whose share of the mean is zero.
 """
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxcode.checks import integer
 from jaxcode.codes import Code
 
 
@@ -24,11 +26,14 @@ class Partitions:
         examples: the batch's tree, leaves (n, d, b, ...): worker, partition, example.
         share: (n, d, b), each example's share of the global mean: 1/N, and 0 for padding.
         padded: whether any example is padding; then the loss must return per-example values.
+        held: which worker holds which partition, as a digest: what another code was given does not
+            fit, though its shapes may.
     """
 
     examples: Any
     share: Any
     padded: bool = field(metadata={"static": True})
+    held: str = field(metadata={"static": True})
 
 
 def partition_sizes(num_examples: int, num_partitions: int) -> np.ndarray:
@@ -38,8 +43,10 @@ def partition_sizes(num_examples: int, num_partitions: int) -> np.ndarray:
         >>> partition_sizes(10, 4)
         array([3, 3, 2, 2])
     """
-    small, larger = divmod(num_examples, num_partitions)
-    return np.where(np.arange(num_partitions) < larger, small + 1, small)
+    total = integer("partition_sizes", "num_examples", num_examples, 0, None, "Give N.")
+    k = integer("partition_sizes", "num_partitions", num_partitions, 1, None, "Give k.")
+    small, larger = divmod(total, k)
+    return np.where(np.arange(k) < larger, small + 1, small)
 
 
 def num_examples(batch: Any) -> int:
@@ -86,4 +93,9 @@ def assign(batch: Any, code: Code) -> Partitions:
     index = np.minimum(index, total - 1)[code.partitions]
     share = np.where(real, 1 / total, 0.0)[code.partitions]
     examples = jax.tree.map(lambda x: (x if hasattr(x, "shape") else np.asarray(x))[index], batch)
-    return Partitions(examples, share, padded=not real.all())
+    return Partitions(examples, share, padded=not real.all(), held=digest(code))
+
+
+def digest(code: Code) -> str:
+    """Which worker holds which partition, in few letters."""
+    return hashlib.sha256(code.partitions.astype(np.int64).tobytes()).hexdigest()[:16]

@@ -43,6 +43,8 @@ def join(fragments: Array, shape: tuple[int, ...]) -> Array:
         >>> join(fragment(jnp.arange(5.0), 2), (5,)).tolist()
         [0.0, 1.0, 2.0, 3.0, 4.0]
     """
+    if fragments.shape == (1, *shape):  # leaves a sharding of the array alone
+        return fragments[0]
     return fragments.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
@@ -58,13 +60,15 @@ def pack(payload: Any) -> UInt8[Array, " bytes"]:
     Bytes keep every dtype as it is, where one vector of numbers would widen bfloat16 to the widest
     leaf or round row indices.
 
+    Raises:
+        ValueError: a leaf is not an array of plain numbers.
+
     Example:
         >>> import jax.numpy as jnp
         >>> pack({"b": jnp.ones(2), "w": jnp.zeros((2, 3), jnp.bfloat16)}).shape
         (20,)
     """
-    arrays = [x.reshape(-1) for x in jax.tree.leaves(payload)]
-    flat = [jax.lax.bitcast_convert_type(x, jnp.uint8).reshape(-1) for x in arrays]
+    flat = [_to_bytes(x) for x in jax.tree.leaves(payload)]
     return jnp.concatenate(flat) if flat else jnp.zeros(0, jnp.uint8)
 
 
@@ -80,9 +84,10 @@ def unpack(message: UInt8[Array, " bytes"], like: Any) -> Any:
         >>> unpack(pack(payload), payload)["w"].dtype
         dtype(bfloat16)
     """
-    if message.shape != (num_bytes(like),):
+    if message.shape != (num_bytes(like),) or message.dtype != jnp.uint8:
         raise ValueError(
-            f"`unpack` needs a message of {num_bytes(like):,} bytes, got shape {message.shape}: "
+            f"`unpack` needs a message of {num_bytes(like):,} bytes, got {message.dtype} of shape "
+            f"{message.shape}: "
             "pass as `like` the payload that the message was packed from, or its shapes"
         )
     arrays, treedef = jax.tree.flatten(like)
@@ -92,6 +97,19 @@ def unpack(message: UInt8[Array, " bytes"], like: Any) -> Any:
         for part, x in zip(jnp.split(message, ends[:-1]), arrays, strict=False)
     ]
     return jax.tree.unflatten(treedef, parts)
+
+
+def _to_bytes(leaf: Any) -> Array:
+    array = jnp.asarray(leaf)
+    given = getattr(leaf, "dtype", array.dtype)
+    plain = jnp.issubdtype(given, jnp.floating) or jnp.issubdtype(given, jnp.integer)
+    if array.dtype != given or not plain or jnp.dtype(given).name.endswith("int4"):
+        raise ValueError(
+            f"`pack` needs arrays of real numbers in a dtype that JAX holds here, got {given}: "
+            "convert the leaf (bool to uint8, a PRNG key by `jax.random.key_data`, a complex "
+            "number to its two parts), or enable x64"
+        )
+    return jax.lax.bitcast_convert_type(array.reshape(-1), jnp.uint8).reshape(-1)
 
 
 def _from_bytes(flat: Array, shape: tuple[int, ...], dtype: Any) -> Array:

@@ -133,10 +133,15 @@ def find_terms(graph: Graph, value: Value) -> list[Term]:
 
 
 def _addends(graph: Graph, value: Value) -> list[Value]:
-    eqn, _ = graph.producer(value)
-    if eqn is None or eqn.primitive.name != "add_any":
-        return [value]
-    return [addend for atom in eqn.invars for addend in _addends(graph, atom)]
+    found: list[Value] = []
+    pending = [value]
+    while pending:  # not by recursion: a weight may be used a thousand times
+        eqn, _ = graph.producer(value := pending.pop())
+        if eqn is None or eqn.primitive.name != "add_any":
+            found.append(value)
+        else:
+            pending += reversed(eqn.invars)
+    return found
 
 
 def _terms(graph: Graph, value: Value) -> list[Term]:
@@ -177,6 +182,8 @@ def _product(graph: Graph, eqn: JaxprEqn) -> Product:
     (contract, batch) = eqn.params["dimension_numbers"]
     sides = []
     for value, contracted, batched in zip(eqn.invars, contract, batch, strict=True):
+        if not jnp.issubdtype(dtype_of(value), jnp.inexact):
+            raise NotFactored("it multiplies integers")
         shape = shape_of(value)
         free = tuple(d for d in range(len(shape)) if d not in (*contracted, *batched))
         sizes = tuple(shape[d] for d in free)

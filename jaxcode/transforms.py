@@ -21,7 +21,7 @@ def decode_gradients(code: Code) -> optax.GradientTransformationExtraArgs:
 
     Updates are ``coded.messages(params, batch).grads``: the parameters' tree with stacked messages
     for leaves. Put what needs the whole gradient (clipping, weight decay, ``optax.MultiSteps``)
-    behind or around this link; a norm or a clip before it would see coded numbers.
+    behind this link: what comes before it, or wraps it, would see coded numbers in other shapes.
 
     Args:
         code: the code of the messages.

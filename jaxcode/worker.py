@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxcode.codes import Code
 from jaxcode.coding import encode_unchecked
 from jaxcode.factors import UNUSED, FactoredGradient, LeafSummary
-from jaxcode.leaves import Call
+from jaxcode.leaves import Call, as_pair
 from jaxcode.partitions import Partitions
+from jaxcode.payload import is_coded
 from jaxcode.precision import widen
 
 Method = Literal["dense", "factors"]
@@ -41,8 +42,7 @@ class Worker:
         """The loss and auxiliary outputs of a partition, times its share of the batch."""
 
         def loss(params: Any, examples: Any, share: Any, *key: Any) -> Any:
-            out = self.loss(params, examples, *key)
-            value, aux = out if self.has_aux else (out, None)
+            value, aux = as_pair(self.loss(params, examples, *key), has_aux=self.has_aux)
             weight = jnp.sum(share)
             aux = jax.tree.map(lambda x: _scaled_metric(x, weight), aux)
             return _mean(value, share, padded=padded), aux
@@ -70,6 +70,10 @@ class Worker:
         Returns:
             The message, and the shapes of one partition's payload.
         """
+        if isinstance(key, int):
+            raise ValueError(
+                f"`key` needs to be a PRNG key, got {key}: pass `jax.random.key({key})`"
+            )
 
         def one(examples: Any, share: Any, partition: Any) -> Payload:
             # Replicas of a partition must agree, so its key does not depend on the worker.
@@ -110,7 +114,12 @@ def _as_dense(row: LeafSummary) -> LeafSummary:
 
 def _mean(value: Any, share: Any, *, padded: bool) -> Any:
     """A partition's part of the mean over the batch, of a mean or of per-example values."""
-    value = widen(value)
+    if not jax.tree_util.all_leaves([value]) or not is_coded(jnp.asarray(value)):
+        raise ValueError(
+            "`loss` needs to return floating-point numbers, a mean or one value an example; got "
+            f"{value!r}: return auxiliary outputs with has_aux=True"
+        )
+    value = widen(jnp.asarray(value))
     if value.shape == share.shape:
         return jnp.sum(jnp.where(share > 0, value, 0) * share.astype(value.dtype))
     if value.shape != ():
@@ -127,11 +136,10 @@ def _mean(value: Any, share: Any, *, padded: bool) -> Any:
 
 
 def _scaled_metric(output: Any, weight: Any) -> Any:
-    output = jnp.asarray(output)
-    if not jnp.issubdtype(output.dtype, jnp.floating):
+    if isinstance(output, str) or not is_coded(output := jnp.asarray(output)):
         raise ValueError(
             "`has_aux` needs floating-point outputs, averaged over the batch like the loss; got "
-            f"{output.dtype}: convert counts and flags to float32"
+            f"{getattr(output, 'dtype', repr(output))}: convert counts and flags to float32"
         )
     output = widen(output)
     return output * weight.astype(output.dtype)

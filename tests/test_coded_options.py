@@ -191,6 +191,14 @@ BAD_CALLS = {
     "weights of several steps": ({"weights": np.ones((3, 1, 8))}, "one step"),
     "weights of another code": ({"weights": np.ones((1, 4))}, "decoding_weights"),
     "integer aux": ({"has_aux": True, "loss": lambda p, b: (mlp_values(p, b), 3)}, "float32"),
+    "integer loss": ({"loss": lambda p, b: b["tokens"]}, "floating-point"),
+    "no loss": ({"loss": lambda p, b: None}, "floating-point"),
+    "no pair": ({"has_aux": True}, "pair"),
+    "text aux": ({"has_aux": True, "loss": lambda p, b: (mlp_values(p, b), "x")}, "float32"),
+    "no weights": ({"weights": None}, "decoding_weights"),
+    "number for a key": ({"key": 0}, r"jax.random.key\(0\)"),
+    "integer wire": ({"wire_dtype": jnp.int8}, "bfloat16"),
+    "another code's partitions": ({"batch": jc.assign(mlp_batch(8), jc.uncoded(8))}, "assign"),
     "method": ({"method": "sketch"}, 'method="dense"'),
     "axis of no mesh": ({"axis_name": "w", "batch": jc.assign(mlp_batch(8), jc.uncoded(8))}, "map"),
 }
@@ -199,13 +207,14 @@ BAD_CALLS = {
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_a_wrong_call_is_one_clear_line(name):
     call, match = BAD_CALLS[name]
-    options = {k: v for k, v in call.items() if k in ("has_aux", "method", "axis_name")}
+    names = ("has_aux", "method", "axis_name", "wire_dtype")
+    options = {k: v for k, v in call.items() if k in names}
     code = jc.fractional_repetition(8, 1)
     batch, weights = call.get("batch", mlp_batch(16)), call.get("weights", np.ones((1, 8)))
 
     def step():
         coded = unchecked(jc.coded_value_and_grad)(call.get("loss", mlp_values), code, **options)
-        return coded(mlp_params(), batch, weights)
+        return coded(mlp_params(), batch, weights, key=call.get("key"))
 
     with pytest.raises(ValueError, match=match) as error:
         step()
@@ -226,3 +235,56 @@ def test_a_mesh_that_does_not_fit_is_refused(name):
     code = options.get("code", jc.uncoded(8))
     with pytest.raises(ValueError, match=match):
         jc.coded_value_and_grad(mlp_values, code, mesh=where, axis_name=options.get("axis_name"))
+
+
+def test_an_axis_of_another_length_is_refused():
+    """Otherwise workers would be left out, or counted twice."""
+    code = jc.fractional_repetition(4, 1)
+    coded = jc.coded_value_and_grad(mlp_values, code, axis_name="mine")
+    parts = jc.assign(mlp_batch(16), code)
+    longer = jax.tree.map(lambda x: np.concatenate([x, x]), parts)
+    mapped = jax.vmap(coded, axis_name="mine", in_axes=(None, 0, None), out_axes=None)
+    with pytest.raises(ValueError, match="map over an axis of 4"):
+        mapped(mlp_params(), longer, jnp.ones((1, 4)))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_that_are_not_numbers_show(method):
+    code = jc.fractional_repetition(4, 1)
+    coded = jc.coded_value_and_grad(mlp_values, code, method=method)
+    value, grads = coded(mlp_params(), mlp_batch(16), np.full((1, 4), np.nan))
+    assert np.isnan(value)
+    assert np.isnan(grads["w1"]).all()
+
+
+def test_flags_in_the_parameters_stay_python_values():
+    def loss(params, batch):
+        values = mlp_values(params, batch)
+        return values * 2 if params["twice"] and params["layers"] == 3 else values
+
+    code, batch = jc.fractional_repetition(4, 1), mlp_batch(16)
+    params = {**mlp_params(), "twice": True, "layers": 3}
+    value, _ = jc.coded_value_and_grad(loss, code)(params, batch, np.ones((1, 4)) / 2)
+    np.testing.assert_allclose(value, 2 * uncoded_value_and_grad(mlp_params(), batch)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_complex_parameters_and_integer_factors_are_never_silently_wrong(method):
+    code = jc.fractional_repetition(4, 1, num_fragments=2)
+    weights = code.decoding_weights(np.ones(4, bool))
+
+    def quantised(w, x):
+        dims = (((1,), (0,)), ((), ()))
+        out = jax.lax.dot_general(x, w, dims, preferred_element_type=jnp.float32)
+        return jnp.sum(jnp.tanh(out / 100), axis=-1)
+
+    x, w = jnp.ones((4, 30), jnp.int8), jnp.ones((30, 20))
+    _, grads = jc.coded_value_and_grad(quantised, code, method=method)(w, x, weights)
+    assert relative_error(grads, jax.grad(lambda w: jnp.mean(quantised(w, x)))(w)) < DEVICE
+
+    def complex_loss(w, x):
+        return jnp.sum(jnp.abs(x @ w) ** 2, axis=-1)
+
+    coded = jc.coded_value_and_grad(complex_loss, code, method=method)
+    with pytest.raises(ValueError, match="real floating-point numbers"):
+        coded(jnp.ones((30, 20), jnp.complex64), jnp.ones((4, 30), jnp.complex64), weights)

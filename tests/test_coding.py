@@ -126,7 +126,9 @@ def test_a_payload_packs_to_one_flat_message_and_back():
 
 
 def test_a_message_of_another_payload_is_refused():
-    with pytest.raises(ValueError, match=r"`unpack` needs a message of 12 bytes, got shape \(8,\)"):
+    with pytest.raises(
+        ValueError, match=r"`unpack` needs a message of 12 bytes, got uint8 of shape \(8,\)"
+    ):
         jc.unpack(jc.pack(jnp.ones(2)), jnp.ones(3))
 
 
@@ -141,3 +143,16 @@ def test_assign_covers_every_example_once_per_replica():
     assert sorted(seen) == list(range(10))
     np.testing.assert_allclose(parts.share[one_each].sum(), 1, rtol=1e-6)
     assert isinstance(parts.examples, np.ndarray)  # host data stays on the host
+
+
+@pytest.mark.parametrize("leaf", [np.ones(2, bool), np.ones(2, complex), np.full(2, 1 << 40)])
+def test_what_a_message_cannot_hold_is_refused(leaf):
+    with pytest.raises(ValueError, match="`pack` needs arrays of real numbers"):
+        jc.pack({"x": leaf})
+    with pytest.raises(ValueError, match="`pack` needs"):
+        jc.pack(jax.random.key(0))
+
+
+def test_a_gradient_in_place_of_messages_is_refused():
+    with pytest.raises(ValueError, match="`decode` needs messages stacked on a leading axis of 8"):
+        jc.decode(jnp.ones((3, 2)), jc.uncoded(8), np.ones((1, 8)), like=jnp.ones((3, 2)))

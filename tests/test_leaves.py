@@ -186,3 +186,55 @@ def test_arrays_are_split_from_the_rest():
     assert hash(static) == hash(split_arrays(tree)[1])
     shapes = eval_shape(lambda tree: jnp.zeros(tree["f"](tree["s"])), tree)
     assert shapes.shape == (4,)
+
+
+@pytest.mark.parametrize("mode", [None, "clip", "fill"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16])
+@pytest.mark.parametrize("rows", [100, 256, 40_000])
+def test_small_indices_into_long_tables(rows, dtype, mode):
+    """A byte cannot hold the length of a table of 256 rows."""
+    ids = np.array([0, 1, 99, 120], dtype)
+    table = jnp.ones((rows, 3))
+
+    def loss(w):
+        return jnp.sum(jnp.nan_to_num(jnp.take(w, ids, axis=0, mode=mode)) * 2)
+
+    _, grad = factored_value_and_grad(loss)(table)
+    assert np.array_equal(to_dense(grad, table), jax.grad(loss)(table))
+
+
+def test_a_weight_used_a_thousand_times():
+    def loss(w):
+        h = jnp.ones((1, 300))
+        for _ in range(1000):
+            h = jnp.tanh(h @ w)
+        return jnp.sum(h)
+
+    row = factored_value_and_grad(loss).summary(jnp.ones((300, 300))).rows[0]
+    assert row.kind == "dense"
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_mutable_references_are_left_alone(wrap):
+    @wrap
+    def loss(w, x):
+        ref = jax.new_ref(jnp.float32(0))
+        ref[...] = jnp.sum(jnp.tanh(x @ w))
+        return ref[...]
+
+    w, x = jnp.full((30, 20), 0.1), jnp.ones((2, 30))
+    gradient = factored_value_and_grad(loss)
+    np.testing.assert_allclose(gradient(w, x)[1], jax.grad(loss)(w, x), rtol=1e-6)
+    assert gradient.summary(w, x).rows[0].kind == "dense"
+
+
+def test_mapped_gradients_become_dense_with_their_leading_axis():
+    def loss(params, x, i):
+        return jnp.sum(jnp.tanh(x @ params["w"])) + jnp.sum(params["t"][i] ** 2)
+
+    params = {"w": jnp.full((30, 20), 0.1), "t": jnp.ones((50, 8))}
+    x, i = jnp.ones((5, 2, 30)), jnp.arange(10).reshape(5, 2)
+    grads = jax.vmap(lambda x, i: factored_value_and_grad(loss)(params, x, i)[1])(x, i)
+    want = jax.vmap(lambda x, i: jax.grad(loss)(params, x, i))(x, i)
+    for name in params:
+        np.testing.assert_allclose(grads[name].to_dense(), want[name], rtol=1e-5, atol=1e-6)

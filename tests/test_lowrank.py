@@ -103,11 +103,11 @@ def test_the_product_is_rounded_once_and_where_autodiff_would():
     # Half an ulp is 2^-9; a float32 sum that falls on the other side of a tie moves one ulp.
     np.testing.assert_allclose(grad.to_dense(), rounded.astype(np.float32), rtol=2**-7)
     assert np.array_equal(grad.to_dense(), np.asarray(grad.to_dense()).astype(jnp.bfloat16))
-    unrounded = grad.with_factors(normal(6, 3), normal(5, 3))
-    assert (unrounded.rank, unrounded.product_dtype) == (3, jnp.float32)
-    assert not np.array_equal(
-        unrounded.to_dense(), np.asarray(unrounded.to_dense()).astype(jnp.bfloat16)
-    )
+    P, Q = normal(2, 6, 3), normal(2, 5, 3)
+    total = grad.sum_of_products(P, Q)
+    want = np.einsum("kpr,kqr->pq", np.float64(P), np.float64(Q))
+    np.testing.assert_allclose(total, want, rtol=TOLERANCE, atol=TOLERANCE)
+    assert not np.array_equal(total, np.asarray(total).astype(jnp.bfloat16))
 
 
 def test_factors_are_a_pytree_that_jit_and_vmap_take():

@@ -118,3 +118,17 @@ def test_data_and_parameters_placed_by_the_user(method):
             with jax.set_mesh(where):
                 _, grads = coded(placed, data, weights)
             assert relative_error(grads, want) < DEVICE
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("model", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("spec", [(None, "model"), ("model",)])
+def test_parameters_sharded_over_another_axis(spec, model, method):
+    where = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto, model))
+    code, batch, params = jc.fractional_repetition(8, 1), mlp_batch(16), mlp_params()
+    split = jax.sharding.NamedSharding(where, PartitionSpec(*spec))
+    placed = {**params, "w1": jax.device_put(params["w1"], split)}
+    coded = jc.coded_value_and_grad(mlp_values, code, method=method, mesh=where, axis_name="data")
+    with jax.set_mesh(where):
+        _, grads = coded(placed, batch, code.decoding_weights(np.arange(8) != 2))
+    assert relative_error(grads, uncoded_value_and_grad(params, batch)[1]) < DEVICE
