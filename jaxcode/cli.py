@@ -8,6 +8,7 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any, NoReturn
 
 EXTRAS = ("matplotlib", "orbax", "rich", "sklearn")
@@ -33,7 +34,8 @@ examples:
   jaxcode train --out runs/bursty --resume --steps 500
   jaxcode train --data mine.npz               arrays x (examples, ...) and y (examples,)
 
-exit codes: 0 done, 1 the training failed, 2 a bad argument or file, 130 stopped by Ctrl-C
+exit codes: 0 done, 1 the training failed, 2 a bad argument or file, 130 stopped by Ctrl-C,
+143 stopped by SIGTERM
 """
 
 
@@ -104,6 +106,7 @@ def parser(*, bench: bool = False) -> argparse.ArgumentParser:
         [32, 16]
     """
     top = _Parser(prog="jaxcode", description=ABOUT, allow_abbrev=False)
+    top.add_argument("--version", action="version", version=f"jaxcode {version('jaxcode')}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     train = commands.add_parser(
         "train",

@@ -48,7 +48,7 @@ class Code:
         name: As given.
 
     Raises:
-        ValueError: The matrix is malformed, or cannot tolerate `num_stragglers`.
+        ValueError: The matrix is malformed, or holds a partition on too few workers.
 
     Example:
         >>> code = Code([[1, 1, 0], [0, 1, -1], [1, 0, 2]], num_stragglers=0, name="mine")
@@ -331,7 +331,13 @@ class Code:
         return kinds
 
     def _checked_survivors(self, call: str, survivors: Any) -> Bool[np.ndarray, "*steps workers"]:
-        survivors = np.asarray(survivors)
+        try:
+            survivors = np.asarray(survivors)
+        except Exception as error:  # what a tracer raises is JAX's, which this module does not know
+            raise ValueError(
+                f"`Code.{call}` needs survivors known by now, got {type(survivors).__name__}: "
+                "call it outside jit, and pass the weights in as an argument"
+            ) from error
         if survivors.dtype != bool or survivors.shape[-1:] != (self.num_workers,):
             raise ValueError(
                 f"`Code.{call}` needs survivors to be bool of shape (..., {self.num_workers}), "

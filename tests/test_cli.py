@@ -349,6 +349,11 @@ def test_the_package_imports_no_extra():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("jaxcode ")
+
+
 def test_bench_has_its_own_options(capsys):
     assert main(["bench", "--help"]) == 0
     assert "usage: jaxcode bench" in capsys.readouterr().out

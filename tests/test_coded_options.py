@@ -288,3 +288,13 @@ def test_complex_parameters_and_integer_factors_are_never_silently_wrong(method)
     coded = jc.coded_value_and_grad(complex_loss, code, method=method)
     with pytest.raises(ValueError, match="real floating-point numbers"):
         coded(jnp.ones((30, 20), jnp.complex64), jnp.ones((4, 30), jnp.complex64), weights)
+
+
+def test_weights_of_a_traced_pattern_are_refused():
+    code = jc.fractional_repetition(4, 1)
+    with pytest.raises(ValueError, match="outside jit"):
+        jax.jit(lambda survivors: unchecked_weights(code, survivors))(np.ones(4, bool))
+
+
+def unchecked_weights(code, survivors):
+    return inspect.unwrap(jc.Code.decoding_weights)(code, survivors)

@@ -272,7 +272,8 @@ def wait_for_lines(path, count, process):
         time.sleep(0.02)
 
 
-def test_ctrl_c_stops_cleanly_and_resumes_bit_for_bit(data, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_preemption_stop_cleanly_and_resume_bit_for_bit(number, data, tmp_path):
     """A real process, a real signal; then the same steps without the interruption."""
     jax.config.update("jax_disable_most_optimizations", False)
     run, whole = tmp_path / "run", tmp_path / "whole"
@@ -285,10 +286,10 @@ def test_ctrl_c_stops_cleanly_and_resumes_bit_for_bit(data, tmp_path):
         text=True,
     )
     wait_for_lines(run / "metrics.jsonl", 5, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, errors = process.communicate(timeout=50)
     assert "on 8 cpu devices" in output
-    assert process.returncode == 130, errors
+    assert process.returncode == 128 + number, errors
     assert "Traceback" not in errors
     assert f"continue with: jaxcode train --out {run} --resume" in errors.splitlines()[-1]
     steps = str(int(checkpoint.latest(run).name.removeprefix("checkpoint-")) + 5)

@@ -36,6 +36,17 @@ class Stopped(Exception):
         self.code = code
 
 
+class Interruption(threading.Event):
+    """Set when the training should end early, with the exit code that says why.
+
+    Example:
+        >>> Interruption().code
+        130
+    """
+
+    code = 130
+
+
 def run(session: Session) -> int:
     """Train, write what was asked for, and print the table.
 
@@ -76,9 +87,7 @@ def run(session: Session) -> int:
     return 0
 
 
-def _train(
-    session: Session, bar: report.Meter, stop: threading.Event
-) -> tuple[State, list[Record]]:
+def _train(session: Session, bar: report.Meter, stop: Interruption) -> tuple[State, list[Record]]:
     """Take the steps; whatever ends them, the last good state is written."""
     state, records, failure = session.state, list[Record](), None
     bar.start("training", total=session.steps, completed=int(state.step))
@@ -100,7 +109,7 @@ def _train(
     if failure:
         raise Stopped(f"{failure}{kept}", code=1) from failure
     if stop.is_set():
-        raise Stopped(_how_to_go_on(session, int(state.step)), code=130)
+        raise Stopped(_how_to_go_on(session, int(state.step)), code=stop.code)
     return state, records
 
 
@@ -153,9 +162,7 @@ def _metrics(record: Record, message: float | int) -> dict[str, Any]:
     }
 
 
-def _verify(
-    session: Session, state: State, bar: report.Meter, stop: threading.Event
-) -> Differences:
+def _verify(session: Session, state: State, bar: report.Meter, stop: Interruption) -> Differences:
     """Repeat the training from step 0 without stragglers, and with the missing data dropped."""
     trainer, steps = session.trainer, session.steps
 
@@ -166,7 +173,7 @@ def _verify(
             params = other.params
             bar.advance()
             if stop.is_set():
-                raise Stopped(_how_to_go_on(session, steps, during="verifying"), code=130)
+                raise Stopped(_how_to_go_on(session, steps, during="verifying"), code=stop.code)
         return params
 
     reference = last("no stragglers", without_stragglers(trainer, steps))
@@ -188,19 +195,28 @@ def _how_to_go_on(session: Session, step: int, *, during: str = "training") -> s
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag that is read between steps; the second one interrupts."""
-    stop = threading.Event()
+def _interruptible() -> Iterator[Interruption]:
+    """Turn Ctrl-C, or the signal of a preemption, into a flag that is read between steps.
+
+    A second one of the same kind ends the process as it would have without us.
+    """
+    stop = Interruption()
 
     def handle(number: int, frame: FrameType | None) -> None:
+        stop.code = 128 + number
         stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(number, defaults[number])
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = signal.signal(signal.SIGINT, handle)
+    defaults: dict[int, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handle) for number in defaults}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
