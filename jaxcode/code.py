@@ -18,8 +18,9 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
-from jaxcode.checks import integer
-from jaxcode.solve import EXACT, Kind
+from jaxcode.checks import arrived, encoding, fractions, integer, weights_of
+from jaxcode.conditioning import FLOAT32, worst_amplification, worst_condition
+from jaxcode.solve import Kind, kinds_of_groups, least_squares_weights, mean_weights
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -38,6 +39,8 @@ class Code:
         num_stragglers: s, how many workers may be missing, whichever they are, with the decoded sum
             still exact.
         name: What to call the code in tables and figures.
+        shares: (k,) What part of the batch each partition is, by default 1/k: positive numbers,
+            brought to the sum 1.
 
     Attributes:
         partitions: (n, d) the partitions each worker holds. A row with fewer than d is filled with
@@ -46,6 +49,7 @@ class Code:
         num_partitions: k.
         num_stragglers: s.
         name: As given.
+        shares: (k,) float64, adding up to 1.
 
     Raises:
         ValueError: The matrix is malformed, or holds a partition on too few workers.
@@ -63,9 +67,17 @@ class Code:
     num_partitions: int
     num_stragglers: int
     name: str
+    shares: Float[np.ndarray, " partitions"]
 
-    def __init__(self, encoding_matrix: Any, num_stragglers: int, name: str = "code"):
-        matrix = _checked_matrix(encoding_matrix)
+    def __init__(
+        self,
+        encoding_matrix: Any,
+        num_stragglers: int,
+        name: str = "code",
+        *,
+        shares: Shaped[Any, " partitions"] | list[Any] | None = None,
+    ):
+        matrix = encoding(encoding_matrix)
         n, k, m = matrix.shape
         cure = "Give the number the code was made for."
         s = integer("Code", "num_stragglers", num_stragglers, 0, max(0, n - m), cure)
@@ -86,7 +98,8 @@ class Code:
         padding = ~held[rows, partitions]
         coefficients = np.where(padding[..., None], 0.0, matrix[rows, partitions])
         partitions = np.where(padding, partitions[:, :1], partitions)
-        self._store(partitions, coefficients, k, s, name)
+        shares = np.ones(k) if shares is None else fractions("Code", "shares", shares, k)
+        self._store(partitions, coefficients, k, s, name, shares / shares.sum())
 
     @classmethod
     def _from_rows(
@@ -96,10 +109,13 @@ class Code:
         num_partitions: int,
         num_stragglers: int,
         name: str,
+        shares: Float[np.ndarray, " partitions"] | None = None,
     ) -> "Code":
         """The code of these rows, which are trusted; the dense matrix is never made."""
         code = cls.__new__(cls)
-        code._store(partitions, coefficients, num_partitions, num_stragglers, name)
+        if shares is None:
+            shares = np.full(num_partitions, 1 / num_partitions)
+        code._store(partitions, coefficients, num_partitions, num_stragglers, name, shares)
         return code
 
     def _store(self, *values: Any) -> None:
@@ -130,6 +146,32 @@ class Code:
     def num_fragments(self) -> int:
         """The number of fragments, m: a message has 1/m of the length of a gradient."""
         return self.coefficients.shape[2]
+
+    @functools.cached_property
+    def computation(self) -> Float[np.ndarray, " workers"]:
+        """The fraction of the batch that each worker computes: d / k where shares are equal.
+
+        Example:
+            >>> from jaxcode.codes import fractional_repetition
+            >>> fractional_repetition(4, 1).computation.tolist()
+            [0.5, 0.5, 0.5, 0.5]
+        """
+        return np.where(self._holds, self.shares[self.partitions], 0.0).sum(1)
+
+    @functools.cached_property
+    def replication(self) -> Int[np.ndarray, " partitions"]:
+        """The number of workers that hold each partition; at least s + m.
+
+        Example:
+            >>> from jaxcode.codes import fractional_repetition
+            >>> fractional_repetition(5, 1).replication.tolist()
+            [3, 2]
+        """
+        return np.bincount(self.partitions[self._holds], minlength=self.num_partitions)
+
+    @functools.cached_property
+    def _holds(self) -> Bool[np.ndarray, "workers load"]:
+        return (self.coefficients != 0).any(-1)  # the others are padding
 
     @property
     def encoding_matrix(self) -> Float[np.ndarray, "workers partitions fragments"]:
@@ -178,8 +220,8 @@ class Code:
                 out and rescale the others to the mean over the recovered examples. A code that is
                 not a block code recovers no partition alone: there "mean" rescales least squares
                 until the shares of the partitions in the decoded sum add to one.
-            sizes: (k,) examples per partition, by default equal; only "mean" reads them. Partition
-                p's payload is taken to be scaled by its share `sizes[p] / sum(sizes)` already.
+            sizes: (k,) examples per partition, by default in the code's `shares`; only "mean" reads
+                them. Partition p's payload is taken to be scaled by its share of the batch already.
 
         Returns:
             (..., m, n) float64. Zeros where nothing was recovered.
@@ -195,41 +237,26 @@ class Code:
             >>> code.decoding_weights([False, False, False, True], beyond="mean").tolist()
             [[0.0, 0.0, 0.0, 2.0]]
         """
-        survivors = self._checked_survivors("decoding_weights", survivors)
+        survivors = self._survivors("decoding_weights", survivors)
         if beyond not in ("least_squares", "mean"):
             raise ValueError(
                 '`Code.decoding_weights` needs beyond="least_squares" or beyond="mean"; '
                 f"got {beyond!r}. Choose one of the two."
             )
         if beyond == "mean":
-            return self._mean_weights(survivors, self._checked_sizes(sizes))
-        weights = np.zeros((*survivors.shape[:-1], self.num_fragments, self.num_workers))
-        for kind in self._kinds:
-            which, solved = kind.solutions(survivors)
-            weights[..., kind.members] = np.moveaxis(solved.weights[which], -3, -2)
-        return weights
-
-    def _mean_weights(
-        self, survivors: Bool[np.ndarray, "*steps workers"], sizes: Float[np.ndarray, " partitions"]
-    ) -> Float[np.ndarray, "*steps fragments workers"]:
-        weights = self.decoding_weights(survivors)
-        lost = np.zeros(survivors.shape[:-1])
-        for kind in self._kinds:
-            which, solved = kind.solutions(survivors)
-            exact = (solved.error <= EXACT)[:, None]
-            if self.block is not None:
-                weights[..., kind.members] *= exact[which][..., None, :, :]
-            shares = np.where(exact, 1.0, 0.0 if self.block is not None else solved.shares)
-            lost += ((1 - shares)[which] * sizes[kind.parts]).sum((-2, -1))
-        kept = sizes.sum() - lost  # rather than a sum of its own: all of it, exactly, if none lost
-        some = kept > 1e-12 * sizes.sum()
-        scale = np.divide(sizes.sum(), kept, out=np.zeros_like(kept), where=some)
-        return weights * scale[..., None, None]
+            sizes = self.shares if sizes is None else sizes
+            sizes = fractions(
+                "Code.decoding_weights", "sizes", sizes, self.num_partitions, zeros=True
+            )
+            return mean_weights(self._kinds, survivors, sizes, apart=self.block is not None)
+        return least_squares_weights(self._kinds, survivors)
 
     def decoding_error(
-        self, survivors: Bool[Any, "*steps workers"] | list[Any]
+        self,
+        survivors: Bool[Any, "*steps workers"] | list[Any],
+        weights: Float[Any, "*steps fragments workers"] | None = None,
     ) -> Float[np.ndarray, "*steps"]:
-        """The literature's err(K): `||D B - [I_m ... I_m]||_F^2 / (k m)` at the least-squares D.
+        """The literature's err(K): `||D B - [I_m ... I_m]||_F^2 / (k m)`, at the best D by default.
 
         0 is exact and 1 is nobody. For a block code with one fragment it is the fraction of the
         partitions lost. The decoded gradient is off by at most `sqrt(k m err)` times the root of
@@ -237,26 +264,34 @@ class Code:
 
         Args:
             survivors: (..., n) bool, True where the worker's message arrived.
+            weights: (..., m, n) other weights to judge, such as those of `one_step_weights`.
 
         Returns:
             (...,) float64.
 
         Raises:
-            ValueError: `survivors` has the wrong type or shape.
+            ValueError: An argument has the wrong type or shape.
 
         Example:
             >>> from jaxcode.codes import fractional_repetition
-            >>> float(fractional_repetition(4, 1).decoding_error([False, False, True, True]))
+            >>> code = fractional_repetition(4, 1)
+            >>> float(code.decoding_error([False, False, True, True]))
             0.5
+            >>> float(code.decoding_error([True] * 4, np.full((1, 4), 0.5)))
+            0.0
         """
-        survivors = self._checked_survivors("decoding_error", survivors)
+        survivors = self._survivors("decoding_error", survivors)
+        if weights is not None:
+            weights = weights_of("Code.decoding_error", weights, survivors, self.num_fragments)
         error = np.zeros(survivors.shape[:-1])
         for kind in self._kinds:
-            which, solved = kind.solutions(survivors)
-            error += solved.error[which].sum(-1)
-        error /= (
-            self.num_partitions * self.num_fragments
-        )  # in place: stays an array for one pattern
+            if weights is None:
+                which, solved = kind.solutions(survivors)
+                error += solved.error[which].sum(-1)
+            else:
+                chosen = np.moveaxis(weights[..., kind.members], -2, -3)
+                error += ((chosen @ kind.rows - kind.target) ** 2).sum((-3, -2, -1))
+        error /= self.num_partitions * self.num_fragments  # in place: one pattern stays an array
         return error
 
     def is_decodable(
@@ -264,8 +299,8 @@ class Code:
     ) -> Bool[np.ndarray, "*steps"]:
         """Whether the sum is exact from these survivors: always with s missing, often with more.
 
-        Exact is an error norm of at most 1e-9 in every component; for a block code, at least m
-        survivors in every group.
+        Exact is an error norm of at most 1e-9 in every component, or what float64 rounds if that is
+        more (at most 1e-6); for a block code, at least m survivors in every group.
 
         Args:
             survivors: (..., n) bool, True where the worker's message arrived.
@@ -282,11 +317,11 @@ class Code:
             >>> bool(code.is_decodable([False, True, False, True]))  # two missing, one a group
             True
         """
-        survivors = self._checked_survivors("is_decodable", survivors)
+        survivors = self._survivors("is_decodable", survivors)
         decodable = np.ones(survivors.shape[:-1], bool)
         for kind in self._kinds:
             which, solved = kind.solutions(survivors)
-            decodable &= (solved.error <= EXACT)[which].all(-1)
+            decodable &= solved.exact[which].all(-1)
         return decodable
 
     @functools.cached_property
@@ -295,11 +330,9 @@ class Code:
 
         That is any m members of a group of a block code; else the rows of any n - s workers, short
         of the directions that least squares takes for zero. Infinite where a set does not decode.
-        Up to 20,000 sets are enumerated. Beyond that a seeded sample of as many, and the cyclically
-        contiguous sets (the worst of codes on a circle), give a *lower bound*.
-
-        Decoding errs by about this times the precision of the messages: 1e3 costs three of
-        float32's seven digits, and all of bfloat16's.
+        Up to 100,000 sets are enumerated. Beyond that a seeded sample of as many (fewer where the
+        systems are large), and the cyclically contiguous sets (the worst of codes on a circle),
+        give a *lower bound*.
 
         Example:
             >>> from jaxcode.codes import fractional_repetition
@@ -308,67 +341,45 @@ class Code:
         """
         survivors = self.num_workers - self.num_stragglers
         chosen = survivors if self.block is None else self.num_fragments
-        return max(kind.worst_condition(chosen) for kind in self._kinds)
+        return max(worst_condition(kind, chosen) for kind in self._kinds)
+
+    @functools.cached_property
+    def worst_amplification(self) -> float:
+        """How much decoding magnifies rounding with s missing: 1 is not at all, infinite no decode.
+
+        The decoded sum's relative error is about this times that of the messages: 6e-8 for float32,
+        2e-3 for bfloat16. Over the sets of stragglers that `worst_condition` looks at.
+
+        Example:
+            >>> from jaxcode.codes import fractional_repetition
+            >>> round(fractional_repetition(4, 1).worst_amplification, 6)
+            1.0
+        """
+        return self._amplification()
+
+    @property
+    def float32_error(self) -> float:
+        """What the worst set of s stragglers loses with float32 messages, relative; an estimate.
+
+        Example:
+            >>> from jaxcode.codes import fractional_repetition
+            >>> f"{fractional_repetition(4, 1).float32_error:.0e}"
+            '6e-08'
+        """
+        return self.worst_amplification * FLOAT32
+
+    def _amplification(self, sets: int | None = None) -> float:
+        s, m = self.num_stragglers, self.num_fragments
+        return max(
+            worst_amplification(kind, min(s, len(kind.rows) - m), sets) for kind in self._kinds
+        )
 
     @functools.cached_property
     def _kinds(self) -> list[Kind]:
-        """The groups of a block code by their coefficients; any other code is one component."""
-        n, k, m = self.num_workers, self.num_partitions, self.num_fragments
-        if self.block is None:
+        n, k = self.num_workers, self.num_partitions
+        if self.block is None:  # one component
             return [Kind(np.arange(n)[None], np.arange(k)[None], self.encoding_matrix)]
-        kinds = []
-        by_group = np.argsort(self.block, kind="stable")
-        sizes = np.bincount(self.block, minlength=k)
-        starts = np.cumsum(sizes) - sizes
-        for size in np.unique(sizes):
-            parts = np.flatnonzero(sizes == size)
-            members = by_group[starts[parts][:, None] + np.arange(size)]
-            flat = self.coefficients[members].reshape(len(parts), -1)
-            matrices, which = np.unique(flat, axis=0, return_inverse=True)
-            for index, matrix in enumerate(matrices):
-                same = which.reshape(-1) == index
-                kinds.append(Kind(members[same], parts[same, None], matrix.reshape(size, 1, m)))
-        return kinds
+        return kinds_of_groups(self.block, self.coefficients[:, 0])
 
-    def _checked_survivors(self, call: str, survivors: Any) -> Bool[np.ndarray, "*steps workers"]:
-        try:
-            survivors = np.asarray(survivors)
-        except Exception as error:  # what a tracer raises is JAX's, which this module does not know
-            raise ValueError(
-                f"`Code.{call}` needs survivors known by now, got {type(survivors).__name__}: "
-                "call it outside jit, and pass the weights in as an argument"
-            ) from error
-        if survivors.dtype != bool or survivors.shape[-1:] != (self.num_workers,):
-            raise ValueError(
-                f"`Code.{call}` needs survivors to be bool of shape (..., {self.num_workers}), "
-                f"True where a worker answered; got {survivors.dtype} of shape {survivors.shape}. "
-                "Compare arrival times with a deadline, or use the survivors of a Round."
-            )
-        return survivors
-
-    def _checked_sizes(self, sizes: Any) -> Float[np.ndarray, " partitions"]:
-        k = self.num_partitions
-        sizes = np.ones(k) if sizes is None else np.asarray(sizes)
-        fits = sizes.shape == (k,) and sizes.dtype.kind in "iuf" and np.isfinite(sizes).all()
-        if not (fits and (sizes >= 0).all() and sizes.any()):
-            raise ValueError(
-                f"`Code.decoding_weights` needs sizes to be {k} finite numbers, none negative and "
-                f"not all 0; got {sizes!r}. Count the examples in each partition."
-            )
-        return sizes.astype(float)
-
-
-def _checked_matrix(encoding_matrix: Any) -> Float[np.ndarray, "workers partitions fragments"]:
-    matrix = np.asarray(encoding_matrix)
-    if matrix.ndim not in (2, 3) or 0 in matrix.shape or matrix.dtype.kind not in "biuf":
-        raise ValueError(
-            "`Code` needs a real encoding_matrix of shape (workers, partitions) or (workers, "
-            f"partitions, fragments); got {matrix.dtype} of shape {matrix.shape}. Give one row a "
-            "worker."
-        )
-    if not np.isfinite(matrix).all():
-        raise ValueError(
-            f"`Code` needs a finite encoding_matrix; got {np.sum(~np.isfinite(matrix))} infinite "
-            "or NaN entries. Check how the code was made."
-        )
-    return matrix.reshape(*matrix.shape[:2], -1).astype(float)
+    def _survivors(self, call: str, survivors: Any) -> Bool[np.ndarray, "*steps workers"]:
+        return arrived(f"Code.{call}", survivors, self.num_workers)

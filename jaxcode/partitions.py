@@ -1,8 +1,9 @@
 """Dealing a global batch out to workers: `assign`.
 
-The batch is cut into k partitions whose sizes differ by at most one example, and each worker gets
-those that the code gives it. Every array has the same shape on every worker, so partitions that are
-one example short (or empty) are padded with a real example, whose share of the mean is zero.
+The batch is cut into k partitions, as near to the code's shares as whole examples allow, and each
+worker gets those that the code gives it. Every array has the same shape on every worker, so
+partitions that are shorter than the longest are padded with a real example, whose share of the mean
+is zero.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxcode.checks import integer
+from jaxcode.checks import fractions, integer
 from jaxcode.codes import Code
 
 
@@ -36,17 +37,30 @@ class Partitions:
     held: str = field(metadata={"static": True})
 
 
-def partition_sizes(num_examples: int, num_partitions: int) -> np.ndarray:
-    """Number of examples of each partition: as even as possible, larger ones first.
+def partition_sizes(num_examples: int, num_partitions: int, *, shares: Any = None) -> np.ndarray:
+    """Number of examples of each partition: as near to its share as whole examples allow.
+
+    What is left after rounding down goes to the largest remainders, of equal ones to the first.
+
+    Args:
+        num_examples: N.
+        num_partitions: k.
+        shares: (k,) positive numbers, such as a code's; by default equal.
 
     Example:
         >>> partition_sizes(10, 4)
         array([3, 3, 2, 2])
+        >>> partition_sizes(10, 2, shares=[3, 1])
+        array([8, 2])
     """
     total = integer("partition_sizes", "num_examples", num_examples, 0, None, "Give N.")
     k = integer("partition_sizes", "num_partitions", num_partitions, 1, None, "Give k.")
-    small, larger = divmod(total, k)
-    return np.where(np.arange(k) < larger, small + 1, small)
+    shares = np.ones(k) if shares is None else fractions("partition_sizes", "shares", shares, k)
+    exact = total * shares / shares.sum()
+    sizes = np.floor(exact + 1e-9).astype(int)  # short of rounding
+    left = total - sizes.sum()
+    sizes[np.argsort(-(exact - sizes).round(9), kind="stable")[:left]] += 1
+    return sizes
 
 
 def num_examples(batch: Any) -> int:
@@ -84,7 +98,7 @@ def assign(batch: Any, code: Code) -> Partitions:
         array([0.2, 0.2, 0. ])
     """
     total = num_examples(batch)
-    sizes = partition_sizes(total, code.num_partitions)
+    sizes = partition_sizes(total, code.num_partitions, shares=code.shares)
     starts = np.cumsum(sizes) - sizes
     offsets = np.arange(sizes.max())
     real = offsets < sizes[:, None]

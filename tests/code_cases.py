@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from jaxcode.code import Code
-from jaxcode.codes import fractional_repetition, uncoded
+from jaxcode.codes import (
+    cyclic_mds,
+    cyclic_repetition,
+    expander,
+    fractional_repetition,
+    general_placement,
+    graph_code,
+    heterogeneous,
+    polynomial,
+    uncoded,
+)
 
 TOLERANCE = 1e-9  # float64 on the host
 
@@ -33,6 +43,10 @@ def shuffled_blocks():
 REPEATED = np.kron(np.eye(3), np.ones((2, 2)))  # Tandon et al.'s layout: pairs hold two partitions
 RAGGED = [[1, 1, 1], [0, 2, 0], [1, 0, 0], [0, 0, 3], [0, 1, 1.5]]
 
+# Two partitions on three workers and two on four, each to be held by two at least.
+PLACED = [[0, 1], [0, 2, 3], [1, 3], [0, 2], [2, 3], [1, 2, 3]]
+
+# Exact with any num_stragglers missing.
 CODES = {
     "uncoded": uncoded(5),
     "pairs": fractional_repetition(8, 1),
@@ -45,6 +59,18 @@ CODES = {
     "cyclic": Code(cyclic(7, 2), 2, name="cyclic"),
     "repeated": Code(REPEATED, 1),
     "ragged": Code(RAGGED, 1),
+    "speeds": heterogeneous([1, 3, 2, 1, 3, 3, 2], 1),
+    "speeds, two fragments": heterogeneous([5, 1, 4, 1, 1, 2, 2, 3], 1, num_fragments=2),
+    "cyclic repetition": cyclic_repetition(8, 2),
+    "cyclic MDS, odd": cyclic_mds(7, 2),
+    "cyclic MDS, even": cyclic_mds(8, 2),
+    "cyclic MDS, even of odd": cyclic_mds(7, 3),
+    "polynomial": polynomial(8, 2, num_fragments=2),
+    "polynomial, three fragments": polynomial(7, 1, num_fragments=3),
+    "placed": general_placement(PLACED, 1),
+    "placed, two fragments": general_placement(PLACED, 1, num_fragments=2),
+    "expander": expander(8, 3),
+    "graph": graph_code(9, 3),
     "dense fragments": Code(np.random.default_rng(2).normal(size=(6, 3, 2)), 0),
 }
 every_code = pytest.mark.parametrize("code", CODES.values(), ids=CODES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from code_cases import all_patterns, cyclic, decodes, dense, every_code
 
-from jaxcode import solve
+from jaxcode import conditioning, solve
 from jaxcode.code import Code
 from jaxcode.codes import fractional_repetition
 
@@ -51,7 +51,7 @@ def test_sampled_condition_is_a_reproducible_lower_bound(monkeypatch):
     exact = fractional_repetition(12, 6, num_fragments=6).worst_condition
     random = Code(np.random.default_rng(4).normal(size=(12, 1, 6)), 6)
     exact_random = random.worst_condition
-    monkeypatch.setattr(solve, "CONDITION_SETS", 1)
+    monkeypatch.setattr(conditioning, "SETS", 1)
     sampled = fractional_repetition(12, 6, num_fragments=6).worst_condition
     assert sampled == pytest.approx(exact)  # contiguous sets are the worst on a circle
     first, second = (pickle.loads(pickle.dumps(random)).worst_condition for _ in range(2))
