@@ -1,15 +1,34 @@
 """The exact gradient of a training step from whichever workers answer, in few bytes."""
 
-from jaxcode.aggregate import CodedGradient, coded_value_and_grad
-from jaxcode.codes import Code, fractional_repetition, uncoded
-from jaxcode.coding import decode, encode
-from jaxcode.factors import factored_value_and_grad
-from jaxcode.load import communication_load, lower_bound
-from jaxcode.lowrank import IndexedRows, LowRank, to_dense
-from jaxcode.partitions import Partitions, assign, partition_sizes
-from jaxcode.payload import pack, unpack
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxcode.approximate import one_step_weights
+from jaxcode.bounds import lower_bound
+from jaxcode.codes import (
+    Code,
+    bernoulli,
+    cyclic_mds,
+    cyclic_repetition,
+    expander,
+    fractional_repetition,
+    general_placement,
+    graph_code,
+    heterogeneous,
+    polynomial,
+    uncoded,
+)
+from jaxcode.load import communication_load
 from jaxcode.stragglers import Round, bimodal, markov, pareto, shifted_exponential, trace, wait
-from jaxcode.transforms import decode_gradients
+
+if TYPE_CHECKING:
+    from jaxcode.aggregate import CodedGradient, coded_value_and_grad
+    from jaxcode.coding import decode, encode
+    from jaxcode.factors import factored_value_and_grad
+    from jaxcode.lowrank import IndexedRows, LowRank, to_dense
+    from jaxcode.partitions import Partitions, assign, partition_sizes
+    from jaxcode.payload import pack, unpack
+    from jaxcode.transforms import decode_gradients
 
 __all__ = [
     "Code",
@@ -19,19 +38,28 @@ __all__ = [
     "Partitions",
     "Round",
     "assign",
+    "bernoulli",
     "bimodal",
     "coded_value_and_grad",
     "communication_load",
+    "cyclic_mds",
+    "cyclic_repetition",
     "decode",
     "decode_gradients",
     "encode",
+    "expander",
     "factored_value_and_grad",
     "fractional_repetition",
+    "general_placement",
+    "graph_code",
+    "heterogeneous",
     "lower_bound",
     "markov",
+    "one_step_weights",
     "pack",
     "pareto",
     "partition_sizes",
+    "polynomial",
     "shifted_exponential",
     "to_dense",
     "trace",
@@ -39,3 +67,25 @@ __all__ = [
     "unpack",
     "wait",
 ]
+
+# Loaded on first use: a code is designed on a login node, where JAX takes seconds to import.
+_NEED_JAX = {
+    "aggregate": ("CodedGradient", "coded_value_and_grad"),
+    "coding": ("decode", "encode"),
+    "factors": ("factored_value_and_grad",),
+    "lowrank": ("IndexedRows", "LowRank", "to_dense"),
+    "partitions": ("Partitions", "assign", "partition_sizes"),
+    "payload": ("pack", "unpack"),
+    "transforms": ("decode_gradients",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _NEED_JAX.items():
+        if name in names:
+            return getattr(importlib.import_module(f"jaxcode.{module}"), name)
+    raise AttributeError(f"module 'jaxcode' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

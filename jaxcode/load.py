@@ -1,185 +1,143 @@
-"""How many numbers a worker sends, and how few it could: loads and the lower bound on them.
+"""What a worker sends: numbers and bytes, per parameter, for every scheme there is.
 
-Both count numbers and not bytes, for one worker and one step. A gradient of a p x q parameter used
-as `x @ W` has at most as many dimensions of rank as x has rows, so its factors are often far
-shorter than its p q entries; a code with m fragments divides either by m.
+A gradient of a p x q parameter used as `x @ W` has at most as many dimensions of rank as x has
+rows, so its factors are often far shorter than its p q entries, and its normal form shorter still;
+a code with m fragments divides either by m.
+
+| method | numbers for a p x q weight | |
+| --- | --- | --- |
+| `dense` | `p q / m` | Tandon et al. at m = 1 |
+| `ye_abbe` | `p q / (d - s)` | least for arbitrary vectors, d the least replication |
+| `factors` | `min(r (p + q), p q) / m` | block codes, r rows a partition |
+| `normal_form` | `rho (p + q - rho) / m` | block codes, `rho = min(r, p, q)` |
+| `power_sgd` | `min(rank (p + q), p q)` | lossy, no code |
 """
 
-import math
-import numbers
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-from jaxtyping import Int
-
+from jaxcode.bounds import lower_bound
 from jaxcode.checks import integer
 from jaxcode.code import Code
+from jaxcode.shapes import Leaf, leaf_shapes
 
-# `lower_bound` looks at all sets of partitions of a code that is not a block code up to this k.
-_ENUMERATED_PARTITIONS = 12
+Method = Literal["dense", "ye_abbe", "factors", "normal_form", "power_sgd"]
+METHODS = ("dense", "ye_abbe", "factors", "normal_form", "power_sgd")
 
 
 class Load(NamedTuple):
-    """The numbers that one worker sends in a step.
+    """What one worker sends in a step.
 
     Attributes:
-        per_leaf: By the leaf's name, the path to it joined by "/".
-        total: Their sum.
+        per_leaf: numbers, by the leaf's name, the path to it joined by "/".
+        total: their sum.
+        bytes_per_leaf: the same in bytes, each leaf in its own dtype, float32 if it has none.
+        total_bytes: their sum.
+        bounds: numbers that some worker must send for this leaf, see `lower_bound`; empty for
+            "power_sgd", which is lossy.
 
     Example:
-        >>> Load({"w": 12.0, "b": 3.0}, 15.0).total
-        15.0
+        >>> load = Load({"w": 12.0}, 12.0, {"w": 48.0}, 48.0, {"w": 12.0})
+        >>> load.optimal
+        {'w': True}
     """
 
     per_leaf: dict[str, float]
     total: float
+    bytes_per_leaf: dict[str, float]
+    total_bytes: float
+    bounds: dict[str, float]
+
+    @property
+    def optimal(self) -> dict[str, bool]:
+        """Whether a leaf's load is the lower bound: no scheme can send less."""
+        return {
+            name: self.per_leaf[name] <= bound * (1 + 1e-9) for name, bound in self.bounds.items()
+        }
 
 
 def communication_load(
     code: Code,
-    shapes: Any,
+    params: Any,
     *,
-    method: Literal["dense", "factors"] = "dense",
+    method: Method = "dense",
     rows: int | None = None,
+    rank: int = 4,
 ) -> Load:
-    """The numbers each worker sends: `p q / m` dense, `min(r (p + q), p q) / m` as factors.
+    """What each worker sends, in numbers and bytes, per leaf and in total.
 
     Args:
         code: The code; its number of fragments is m.
-        shapes: The parameters: nested mappings, lists and tuples of anything with a `.shape`.
-        method: "dense" sends each leaf's entries. "factors" sends two-dimensional leaves as
-            factors where these are shorter, and needs a block code, since factors do not add up.
-        rows: r, the examples times positions of one partition, for "factors". From `p q / (p + q)`
-            on nothing is gained.
+        params: The parameters, as `leaf_shapes` takes them: nested mappings, lists and tuples of
+            arrays or shapes, a Flax NNX module, or the path of an `.npz` file.
+        method: "dense": each leaf's entries. "ye_abbe": the same with as many fragments as the
+            placement allows, the least for vectors without structure. "factors" and "normal_form":
+            two-dimensional leaves as the one or the other where that is shorter; they need a block
+            code, since neither adds up over partitions. "power_sgd": leaves of two and more axes,
+            as matrices, in factors of the given rank: lossy, and without a code.
+        rows: r, the examples times positions of one partition (the largest, where shares differ),
+            for "factors" and "normal_form". If given it bounds the rank in `bounds` for every
+            method; if not, gradients count as of full rank.
+        rank: of "power_sgd". Too low loses accuracy, too high bytes; 1 to 4 is usual, 32 for
+            language models.
 
     Returns:
-        The `Load`, before any padding of a message to a multiple of m.
+        The `Load`, before any padding of a message to a multiple of m, and without the row numbers
+        that a normal form's pivots or an embedding's lookups add.
 
     Raises:
-        ValueError: An argument does not fit the others, or something in `shapes` has no shape.
+        ValueError: An argument does not fit the others, or something in `params` has no shape.
 
     Example:
         >>> from jaxcode.codes import fractional_repetition
         >>> code = fractional_repetition(8, 1, num_fragments=2)
-        >>> params = {"dense": {"kernel": np.zeros((784, 1024)), "bias": np.zeros(1024)}}
+        >>> params = {"dense": {"kernel": (784, 1024), "bias": (1024,)}}
         >>> communication_load(code, params, method="factors", rows=32).per_leaf
         {'dense/kernel': 28928.0, 'dense/bias': 512.0}
-        >>> communication_load(code, params).total
-        401920.0
+        >>> communication_load(code, params).total_bytes
+        1607680.0
+        >>> group = fractional_repetition(8, 2, num_fragments=2)  # groups of s + m
+        >>> communication_load(group, params, method="normal_form", rows=32).optimal
+        {'dense/kernel': True, 'dense/bias': True}
     """
     call = "communication_load"
-    if method not in ("dense", "factors"):
-        raise ValueError(f'`{call}` needs method="dense" or "factors"; got {method!r}. Choose one.')
-    if method == "factors":
-        if code.block is None:
-            raise ValueError(
-                f'`{call}` needs a block code for method="factors", since factors of different '
-                f"partitions do not add up; got {code!r}. Use fractional_repetition, or "
-                'method="dense".'
-            )
+    if method not in METHODS:
+        raise ValueError(
+            f"`{call}` needs method to be one of {', '.join(METHODS)}; got {method!r}. Choose one."
+        )
+    structured = method in ("factors", "normal_form")
+    if structured and code.block is None:
+        raise ValueError(
+            f'`{call}` needs a block code for method="{method}", since factors of different '
+            f"partitions do not add up; got {code!r}. Use fractional_repetition, or "
+            'method="dense".'
+        )
+    if structured or rows is not None:
         rows = integer(call, "rows", rows, 1, None, "Give one partition's examples x positions.")
-    per_leaf = {}
-    for name, shape in _leaves(shapes):
-        count = math.prod(shape)
-        if method == "factors" and rows is not None and len(shape) == 2:
-            count = min(count, rows * sum(shape))
-        per_leaf[name] = count / code.num_fragments
-    return Load(per_leaf, sum(per_leaf.values()))
+    rank = integer(call, "rank", rank, 1, None, "Give the rank of the approximation.")
+    leaves = leaf_shapes(params, call=call)
+    numbers = {name: _numbers(code, leaf, method, rows, rank) for name, leaf in leaves.items()}
+    size = {name: numbers[name] * leaf.itemsize for name, leaf in leaves.items()}
+    bounds = {} if method == "power_sgd" else _bounds(code, leaves, rows)
+    return Load(numbers, sum(numbers.values()), size, sum(size.values()), bounds)
 
 
-def lower_bound(code: Code, shape: Sequence[Any], rank: Any) -> float:
-    """The numbers that some worker must send, whatever the scheme, with this placement and s.
-
-    Let all gradients vanish but those of a set T of partitions, held by w(T) workers. Their sum is
-    any matrix of rank `rho = min(|T| r, p, q)`, one of a set of dimension `rho (p + q - rho)`, and
-    must come out of `w(T) - s` messages. So some worker sends at least
-    `max_T rho (p + q - rho) / (w(T) - s)`. For a block code the maximum over all T is found
-    exactly. For another code all T are looked at up to 12 partitions; beyond that single partitions
-    and the set of all, still a bound but perhaps not the best.
-
-    Args:
-        code: The code: its placement and s are used, and not its coefficients.
-        shape: (p, q) of the parameter; or a list of such pairs, bounded together. A vector of
-            length L is (L, 1).
-        rank: r, the rank bound of *one* partition's gradient, None for full rank; or a list of
-            them, one a shape.
-
-    Returns:
-        The bound, in numbers.
-
-    Raises:
-        ValueError: A shape or rank is not positive, or their numbers differ.
-
-    Example:
-        >>> from jaxcode.codes import fractional_repetition
-        >>> code = fractional_repetition(8, 1, num_fragments=2)
-        >>> lower_bound(code, (784, 1024), 32)  # 32 (784 + 1024 - 32) / (4 - 1)
-        18944.0
-        >>> lower_bound(code, [(784, 1024), (1024, 1)], [32, None])
-        19285.333333333332
-
-    References:
-        Ye and Abbe, "Communication-computation efficient gradient coding", 2018: the bound
-        `p q / (d - s)` that this becomes at full rank.
-    """
-    single = isinstance(next(iter(shape), None), numbers.Integral)
-    shapes, ranks = ([shape], [rank]) if single else (shape, rank)
-    if not shapes or not isinstance(ranks, list | tuple) or len(shapes) != len(ranks):
-        raise ValueError(
-            f"`lower_bound` needs one rank (or None) for each shape; got shapes {shapes!r} and "
-            f"rank {rank!r}. Give (p, q) and a rank, or two lists of equal length."
-        )
-    size, workers = _fewest_workers(code)
-    dimension = np.zeros(len(size))
-    for pair, bound in zip(shapes, ranks, strict=True):
-        p, q, r = _checked_leaf(pair, bound)
-        rho = np.minimum(size * r, min(p, q))
-        dimension += rho * (p + q - rho)
-    return float((dimension / (workers - code.num_stragglers)).max())
+def _numbers(code: Code, leaf: Leaf, method: Method, rows: int | None, rank: int) -> float:
+    m, size = code.num_fragments, leaf.size
+    if method == "power_sgd":
+        return float(min(size, rank * sum(leaf.matrix)) if len(leaf.shape) > 1 else size)
+    if method == "ye_abbe":
+        return size / (int(code.replication.min()) - code.num_stragglers)
+    if method == "dense" or len(leaf.shape) != 2 or rows is None:
+        return size / m
+    if method == "factors":
+        return min(size, rows * sum(leaf.shape)) / m
+    rho = min(rows, *leaf.shape)
+    return rho * (sum(leaf.shape) - rho) / m
 
 
-def _fewest_workers(code: Code) -> tuple[Int[np.ndarray, " sets"], Int[np.ndarray, " sets"]]:
-    """Sizes |T| of sets of partitions, and the number w(T) of workers that hold any of each."""
-    k = code.num_partitions
-    if code.block is not None:  # the fewest workers for each |T| are those of the smallest groups
-        return np.arange(1, k + 1), np.cumsum(np.sort(np.bincount(code.block, minlength=k)))
-    if k <= _ENUMERATED_PARTITIONS:
-        subsets = np.arange(1, 2**k)
-        held = np.bitwise_or.reduce(1 << code.partitions, axis=1)
-        holdings, workers = np.unique(held, return_counts=True)
-        meets = (subsets[:, None] & holdings) != 0
-        return np.bitwise_count(subsets).astype(int), meets @ workers
-    holders = np.bincount(code.partitions[code.coefficients.any(-1)], minlength=k)
-    return np.array([1, k]), np.array([holders.min(), code.num_workers])
-
-
-def _checked_leaf(shape: Any, rank: Any) -> tuple[int, int, int]:
-    pair = tuple(shape) if isinstance(shape, list | tuple) else (shape,)
-    if len(pair) != 2:
-        raise ValueError(
-            f"`lower_bound` needs two-dimensional shapes (p, q); got {shape!r}. Write a vector of "
-            "length L as (L, 1), and reshape other leaves likewise."
-        )
-    p, q = (integer("lower_bound", "shape", size, 1, None, "Give (p, q).") for size in pair)
-    if rank is None:
-        return p, q, min(p, q)
-    return p, q, integer("lower_bound", "rank", rank, 1, None, "Use None for full rank.")
-
-
-def _leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes, depth first: JAX's flattening for the common containers, without JAX."""
-    if hasattr(node, "shape") or isinstance(node, numbers.Number):
-        yield "/".join(path), tuple(getattr(node, "shape", ()))
-    elif isinstance(node, Mapping):
-        for key, child in node.items():
-            yield from _leaves(child, (*path, str(key)))
-    elif isinstance(node, list | tuple):
-        for index, child in enumerate(node):
-            yield from _leaves(child, (*path, str(index)))
-    elif node is not None:
-        raise ValueError(
-            "`communication_load` needs nested mappings, lists and tuples of things with a .shape; "
-            f"got {type(node).__name__} at {'/'.join(path) or 'the top'}. Give a dict of its "
-            "arrays."
-        )
+def _bounds(code: Code, leaves: dict[str, Leaf], rows: int | None) -> dict[str, float]:
+    return {
+        name: lower_bound(code, leaf.matrix, rows if len(leaf.shape) == 2 else None)
+        for name, leaf in leaves.items()
+        if leaf.size
+    }

@@ -11,10 +11,14 @@ import jaxcode
 PROBE = """
 import sys
 import jaxcode
+heavy = {"jax", "ray", "matplotlib", "flax", "orbax", "sklearn", "rich"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+for name in jaxcode.__all__:
+    getattr(jaxcode, name)
 from jax._src import xla_bridge
 assert not xla_bridge._backends, "a backend was started"
-heavy = {"ray", "matplotlib", "flax", "orbax", "sklearn", "rich"} & set(sys.modules)
-assert not heavy, heavy
+heavy -= {"jax"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
 import jax
 assert not jax.config.jax_enable_x64
 """
@@ -37,3 +41,6 @@ def test_every_public_name_is_documented(name):
 def test_all_lists_every_name():
     assert sorted(jaxcode.__all__) == list(jaxcode.__all__)
     assert all(hasattr(jaxcode, name) for name in jaxcode.__all__)
+    assert set(jaxcode.__all__) <= set(dir(jaxcode))
+    with pytest.raises(AttributeError, match="no attribute 'encod'"):
+        _ = jaxcode.encod
