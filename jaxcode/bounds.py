@@ -1,7 +1,7 @@
 """How few numbers a worker could send, whatever the scheme: the lower bound and who meets it."""
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,10 @@ from jaxcode.code import Code
 # All sets of partitions are looked at up to this k, in chunks of so many.
 _ENUMERATED_PARTITIONS = 16
 _CHUNK = 2**12
+# Beyond that, sets are grown from so many partitions; all of them would take n k^2 operations.
+_STARTS = 128
+# Numbers are counted in float64.
+_LARGEST = 2**53
 
 Sets = tuple[Int[np.ndarray, " sets"], Int[np.ndarray, " sets"]]
 
@@ -27,21 +31,21 @@ def lower_bound(code: Code, shape: Any, rank: Any) -> float:
 
     The maximum over all T is exact for block codes (the smallest groups), for cyclic placements
     (runs of partitions: no other set of a size is held by fewer workers), and up to 16 partitions
-    (all sets). Beyond that the sets are grown greedily from each partition, and the bound is true
-    but perhaps not the best.
+    (all sets). Beyond that the sets are grown greedily from the least replicated partitions, and
+    the bound is true but perhaps not the best.
 
     Args:
         code: The code: its placement and s are used, and not its coefficients.
         shape: (p, q) of the parameter; or a list of such pairs, bounded together. A vector of
             length L is (L, 1).
-        rank: r, the rank bound of *one* partition's gradient, None for full rank; or a list of
-            them, one a shape.
+        rank: r, the rank bound of *one* partition's gradient, the same for all partitions even
+            where shares differ; None for full rank; or a list of them, one a shape.
 
     Returns:
         The bound, in numbers.
 
     Raises:
-        ValueError: A shape or rank is not positive, or their numbers differ.
+        ValueError: A shape or rank is not positive, or there are not as many of each.
 
     Example:
         >>> from jaxcode.codes import fractional_repetition
@@ -56,13 +60,8 @@ def lower_bound(code: Code, shape: Any, rank: Any) -> float:
         `p q / (d - s)` that this becomes at full rank.
     """
     shapes, ranks = _pairs(shape, rank)
-    size, workers = fewest_workers(code)
-    dimension = np.zeros(len(size))
-    for pair, bound in zip(shapes, ranks, strict=True):
-        p, q, r = _checked_leaf(pair, bound)
-        rho = np.minimum(size * r, min(p, q))
-        dimension += rho * (p + q - rho)
-    return float((dimension / (workers - code.num_stragglers)).max())
+    leaves = [_checked_leaf(pair, bound) for pair, bound in zip(shapes, ranks, strict=True)]
+    return worst_set(fewest_workers(code), code.num_stragglers, leaves)
 
 
 def optimal_regime(code: Code) -> str:
@@ -97,12 +96,25 @@ def optimal_regime(code: Code) -> str:
     return "optimal at full rank only: m = replication - s, but ranks add over partitions"
 
 
+def worst_set(sets: Sets, num_stragglers: int, leaves: Iterable[tuple[int, int, int]]) -> float:
+    """The bound for leaves (p, q, r) together: the maximum over these sets."""
+    size, workers = sets
+    dimension = np.zeros(len(size))
+    for p, q, r in leaves:
+        # In floating point: the counts of large parameters overflow 64-bit integers.
+        rho = np.minimum(size * float(min(r, p, q)), min(p, q))
+        dimension += rho * (p + q - rho)
+    return float((dimension / (workers - num_stragglers)).max())
+
+
 def fewest_workers(code: Code) -> Sets:
     """Sizes |T| of sets of partitions, and the number w(T) of workers that hold any of each."""
     k = code.num_partitions
     if code.block is not None:  # the fewest workers for each |T| are those of the smallest groups
         return np.arange(1, k + 1), np.cumsum(np.sort(code.replication))
-    held = (code.encoding_matrix != 0).any(-1)
+    held = np.zeros((code.num_workers, k), bool)  # and not the encoding matrix, 8 m times as large
+    row, column = np.nonzero((code.coefficients != 0).any(-1))
+    held[row, code.partitions[row, column]] = True
     if _is_cyclic(held):
         run = np.arange(1, k + 1)
         return run, np.minimum(k, run + held[0].sum() - 1)
@@ -132,21 +144,25 @@ def _enumerated(held: Bool[np.ndarray, "workers partitions"]) -> Sets:
 
 
 def _grown(held: Bool[np.ndarray, "workers partitions"]) -> Sets:
-    """Sets grown from each partition by the one that brings the fewest new workers."""
-    k = held.shape[1]
-    copies = held.astype(float)
-    best = np.full(k + 1, held.shape[0])
-    for start in range(k):
-        inside, met = np.zeros(k, bool), np.zeros(len(held), bool)
-        following = start
-        for size in range(1, k + 1):
-            inside[following] = True
-            met |= held[:, following]
-            best[size] = min(best[size], met.sum())
+    """Sets grown from a partition, each time by the one that brings the fewest new workers."""
+    n, k = held.shape
+    replication = held.sum(0)
+    fewest = np.full(k + 1, n)
+    for start in np.argsort(replication, kind="stable")[:_STARTS]:
+        new = held[:, start]
+        met, brings = new.copy(), (replication - held[new].sum(0)).astype(float)
+        brings[start] = np.inf
+        for size in range(1, k):
+            fewest[size] = min(fewest[size], met.sum())
+            following = brings.argmin()
+            new = held[:, following] & ~met
             if met.all():
                 break
-            following = int(np.where(inside, np.inf, copies[~met].sum(0)).argmin())
-    return np.arange(1, k + 1), best[1:]
+            met |= new
+            brings -= held[new].sum(0)
+            brings[following] = np.inf
+    # A part of a set is held by no more workers than the whole of it.
+    return np.arange(1, k + 1), np.minimum.accumulate(fewest[::-1])[::-1][1:]
 
 
 def _pairs(shape: Any, rank: Any) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -170,7 +186,8 @@ def _checked_leaf(shape: Any, rank: Any) -> tuple[int, int, int]:
             f"`lower_bound` needs two-dimensional shapes (p, q); got {shape!r}. Write a vector of "
             "length L as (L, 1), and reshape other leaves likewise."
         )
-    p, q = (integer("lower_bound", "shape", size, 1, None, "Give (p, q).") for size in pair)
+    cure = "Give (p, q)."
+    p, q = (integer("lower_bound", "shape", size, 1, _LARGEST, cure) for size in pair)
     if rank is None:
         return p, q, min(p, q)
     return p, q, integer("lower_bound", "rank", rank, 1, None, "Use None for full rank.")

@@ -15,7 +15,10 @@ a code with m fragments divides either by m.
 
 from typing import Any, Literal, NamedTuple
 
-from jaxcode.bounds import lower_bound
+import numpy as np
+
+from jaxcode.bounds import fewest_workers, worst_set
+from jaxcode.bounds import lower_bound as lower_bound  # loads and bounds are read together
 from jaxcode.checks import integer
 from jaxcode.code import Code
 from jaxcode.shapes import Leaf, leaf_shapes
@@ -32,8 +35,8 @@ class Load(NamedTuple):
         total: their sum.
         bytes_per_leaf: the same in bytes, each leaf in its own dtype, float32 if it has none.
         total_bytes: their sum.
-        bounds: numbers that some worker must send for this leaf, see `lower_bound`; empty for
-            "power_sgd", which is lossy.
+        bounds: numbers that some worker must send for this leaf, see `lower_bound`; empty where
+            nothing is exact: for "power_sgd", and for codes that not even all workers decode.
 
     Example:
         >>> load = Load({"w": 12.0}, 12.0, {"w": 48.0}, 48.0, {"w": 12.0})
@@ -117,7 +120,8 @@ def communication_load(
     leaves = leaf_shapes(params, call=call)
     numbers = {name: _numbers(code, leaf, method, rows, rank) for name, leaf in leaves.items()}
     size = {name: numbers[name] * leaf.itemsize for name, leaf in leaves.items()}
-    bounds = {} if method == "power_sgd" else _bounds(code, leaves, rows)
+    exact = method != "power_sgd" and code.is_decodable(np.ones(code.num_workers, bool))
+    bounds = _bounds(code, leaves, rows) if exact else {}
     return Load(numbers, sum(numbers.values()), size, sum(size.values()), bounds)
 
 
@@ -136,8 +140,11 @@ def _numbers(code: Code, leaf: Leaf, method: Method, rows: int | None, rank: int
 
 
 def _bounds(code: Code, leaves: dict[str, Leaf], rows: int | None) -> dict[str, float]:
-    return {
-        name: lower_bound(code, leaf.matrix, rows if len(leaf.shape) == 2 else None)
-        for name, leaf in leaves.items()
-        if leaf.size
-    }
+    sets = fewest_workers(code)  # once, for they may take a while to find
+    bounds = {}
+    for name, leaf in leaves.items():
+        if leaf.size:
+            p, q = leaf.matrix
+            rank = rows if rows is not None and len(leaf.shape) == 2 else min(p, q)
+            bounds[name] = worst_set(sets, code.num_stragglers, [(p, q, rank)])
+    return bounds

@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from code_cases import CODES, TOLERANCE, cyclic, dense, every_code
+from code_cases import CODES, TOLERANCE, all_patterns, cyclic, dense, every_code
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcode.bounds import lower_bound, optimal_regime
+from jaxcode.bounds import fewest_workers, lower_bound, optimal_regime
 from jaxcode.code import Code
 from jaxcode.codes import (
     cyclic_mds,
@@ -23,19 +23,19 @@ from jaxcode.load import communication_load
 SIZES = st.integers(1, 60)
 
 
-def bound_by_enumeration(code, leaves):
-    """The definition, for a list of (p, q, r): the worst of all non-empty sets T."""
+def bound_by_enumeration(code, leaves, largest=None):
+    """The definition, for a list of (p, q, r): the worst of all non-empty sets T.
+
+    Or only of those with up to `largest` partitions.
+    """
     held = (dense(code) != 0).any(-1)
-    worst = 0
-    for bits in itertools.product([False, True], repeat=code.num_partitions):
-        workers = held[:, list(bits)].any(1).sum()
-        if any(bits):
-            ranks = [min(sum(bits) * r, p, q) for p, q, r in leaves]
-            dimension = sum(
-                rho * (p + q - rho) for rho, (p, q, _) in zip(ranks, leaves, strict=True)
-            )
-            worst = max(worst, dimension / (workers - code.num_stragglers))
-    return worst
+    sets = all_patterns(code.num_partitions)[1:]
+    workers = np.array([held[:, chosen].any(1).sum() for chosen in sets])
+    size = sets.sum(1)
+    ranks = [np.minimum(size * r, min(p, q)) for p, q, r in leaves]
+    dimension = sum(rho * (p + q - rho) for rho, (p, q, _) in zip(ranks, leaves, strict=True))
+    allowed = size <= (largest or len(size))
+    return (dimension / (workers - code.num_stragglers))[allowed].max()
 
 
 @every_code
@@ -100,7 +100,24 @@ def test_full_rank_bound_is_the_published_one():
     assert lower_bound(Code(cyclic(n, s), s), (20, 30), None) == 20 * 30
 
 
-@pytest.mark.parametrize("n", range(1, 11))
+def test_single_partitions_alone_bound_less():
+    code, leaf = CODES["polynomial"], (30, 20, 2)
+    found = lower_bound(code, leaf[:2], leaf[2])
+    assert found == pytest.approx(bound_by_enumeration(code, [leaf]))
+    assert found > 1.3 * bound_by_enumeration(code, [leaf], largest=1)
+    # Another placement with the same d and s, and another bound.
+    apart = Code(np.kron(np.eye(2), np.ones((4, 4))), 2)
+    assert (apart.load, *apart.replication) == (code.load, *code.replication)
+    assert lower_bound(apart, leaf[:2], leaf[2]) != pytest.approx(found)
+
+
+def test_large_parameters_do_not_overflow():
+    code, size = fractional_repetition(8, 1), 2**32
+    assert lower_bound(code, (size, size), None) == float(size) ** 2
+    assert lower_bound(code, (30, 20), 10**30) == 600
+
+
+@pytest.mark.parametrize("n", range(1, 13))
 def test_runs_are_the_worst_sets_of_cyclic_placements(n):
     rng = np.random.default_rng(n)
     for d, leaf in itertools.product(range(1, n + 1), [(30, 20, 2), (6, 6, None), (40, 9, 1)]):
@@ -128,6 +145,33 @@ def test_sixteen_partitions_are_enumerated_and_more_are_bounded_from_below():
                 p, q, r = leaf
                 assert found >= r * (p + q - r) / singles[0] - TOLERANCE
                 assert found >= p * q * (k * r >= min(p, q)) / singles[1] - TOLERANCE
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_grown_sets_are_true_and_often_the_best(seed, monkeypatch):
+    monkeypatch.setattr("jaxcode.bounds._ENUMERATED_PARTITIONS", 0)
+    code = expander(12, 4, seed=seed)
+    ratios = []
+    for leaf in [(30, 20, 1), (30, 20, 4), (30, 20, 20), (200, 100, 2)]:
+        found, best = lower_bound(code, leaf[:2], leaf[2]), bound_by_enumeration(code, [leaf])
+        ratios.append(found / best)
+    assert 0.9 < min(ratios) <= max(ratios) < 1 + TOLERANCE
+    assert lower_bound(code, (30, 20), None) == pytest.approx(600 / code.replication.min())
+
+
+def test_a_code_of_every_leaf_is_searched_once(monkeypatch):
+    calls = []
+
+    def counted(code):
+        calls.append(code)
+        return fewest_workers(code)
+
+    monkeypatch.setattr("jaxcode.load.fewest_workers", counted)
+    code = expander(16, 4)
+    params = {str(i): (30 + i, 20) for i in range(40)}
+    load = communication_load(code, params, rows=2)
+    assert calls == [code]
+    assert load.bounds == {i: lower_bound(code, shape, 2) for i, shape in params.items()}
 
 
 def test_a_thousand_workers_have_a_bound():
@@ -168,6 +212,7 @@ def test_no_regime_where_not_even_all_decode():
     code = Code([[1, 2], [1, 2]], 0)
     assert not code.is_decodable([True, True])
     assert "no bound applies" in optimal_regime(code)
+    assert communication_load(code, (30, 20)).bounds == {}
 
 
 @pytest.mark.parametrize(
@@ -185,6 +230,7 @@ def test_no_regime_where_not_even_all_decode():
         (3, 1, "one rank"),
         (3.5, None, "one rank"),
         ("ab", None, "one rank"),
+        ((10**400, 2), None, "from 1 to"),
         (None, None, "one rank"),
     ],
 )

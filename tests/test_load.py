@@ -124,7 +124,7 @@ def test_total_agrees_with_jax_flattening():
         ("pairs", {}, {"method": "normal_form"}, "needs rows .* at least 1; got None"),
         ("pairs", {}, {"rows": -1}, "needs rows .* got -1"),
         ("pairs", {}, {"method": "power_sgd", "rank": 0}, "needs rank .* got 0"),
-        ("pairs", {"w": (3, -1)}, {}, r"negative sizes; got \(3, -1\) at w"),
+        ("pairs", {"w": (3, -1)}, {}, r"none negative; got \(3, -1\) at w"),
     ],
 )
 def test_loads_refuse(code, shapes, kwargs, message):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 
 import jax
 import numpy as np
@@ -59,10 +60,88 @@ def test_shapes_stand_for_arrays():
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_a_file_is_read_by_its_headers(tmp_path, save):
     path = tmp_path / "model.npz"
-    save(path, w=np.zeros((6, 4), np.float16), b=np.zeros(4), o=np.array([{}], object))
-    expected = {"w": Leaf((6, 4), 2), "b": Leaf((4,), 8), "o": Leaf((1,), 8)}
+    half = jax.numpy.zeros((6, 4), "bfloat16")  # stored as raw bytes, two a number
+    save(path, w=half, b=np.zeros(4))
+    expected = {"w": Leaf((6, 4), 2), "b": Leaf((4,), 8)}
     assert leaf_shapes(path) == leaf_shapes(str(path)) == expected
-    assert communication_load(uncoded(2), path).total == 29
+    assert communication_load(uncoded(2), path).total == 28
+
+
+def test_a_file_of_other_things_is_refused(tmp_path):
+    np.savez(tmp_path / "objects.npz", w=np.zeros(3), o=np.array([{}], object))
+    with pytest.raises(ValueError, match="arrays of numbers; got object at o"):
+        leaf_shapes(tmp_path / "objects.npz")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    with pytest.raises(ValueError, match=r"cannot read .*one\.npy"):
+        leaf_shapes(tmp_path / "one.npy")
+    with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
+        archive.writestr("readme.txt", "weights of a model")
+    with pytest.raises(ValueError, match="needs an .npz file of arrays"):
+        leaf_shapes(tmp_path / "text.npz")
+
+
+def test_a_damaged_file_is_refused_wherever_it_is_damaged(tmp_path):
+    path = tmp_path / "model.npz"
+    np.savez_compressed(path, w=np.random.default_rng(0).normal(size=(20, 20)))
+    whole = path.read_bytes()
+    refusals = []
+    for position in range(0, len(whole), 7):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
+        try:
+            leaf_shapes(path)
+        except ValueError as error:
+            refusals.append(str(error))
+    assert 0 < len(refusals) < len(whole) // 7  # damage among the numbers is not looked for
+    assert all(line.startswith("`leaf_shapes` needs") for line in refusals)
+    assert not any("\n" in line for line in refusals)
+
+
+class Described:
+    def __init__(self, shape, dtype=None):
+        self.shape = shape
+        if dtype is not None:
+            self.dtype = dtype
+
+
+class Foreign:  # a dtype of another library
+    itemsize = 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "itemsize"),
+    [(None, 4), (np.float16, 2), ("float64", 8), (jax.numpy.bfloat16, 2), (Foreign(), 2)],
+)
+def test_types_however_named(dtype, itemsize):
+    assert leaf_shapes(Described((3, 4), dtype)) == {"": Leaf((3, 4), itemsize)}
+
+
+def test_leaves_come_back_as_they_are():
+    leaves = leaf_shapes({"a": [np.zeros((3, 4), np.float16), (2, 2)], "b": np.zeros(4)})
+    assert leaf_shapes(leaves) == leaves
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (Described(None), "got None at the top"),
+        ({"w": Described(3)}, "got 3 at w"),
+        ({"w": Described((None, 3))}, r"none negative; got \(None, 3\) at w"),
+        ({"w": Described((-1, 3))}, r"got \(-1, 3\) at w"),
+        ({"w": [(3, 4), (-1, 3)]}, r"got \(-1, 3\) at w/1"),
+        ({"w": (2**40, 2**40)}, r"at most 2\*\*53 numbers; got about 2\*\*80 at w"),
+        ({"w": (10**400, 2)}, r"at most 2\*\*53 numbers"),
+        ({"w": np.array([{}], object)}, "arrays of numbers; got object at w"),
+        ({"w": np.array("kernel")}, "arrays of numbers; got <U6 at w"),
+        ({"a/b": (2,), "a": {"b": (3,)}}, "two leaves at a/b"),
+        ({0: (2,), "0": (3,)}, "two leaves at 0"),
+        ({"w": {3, 4}}, "got set at w"),
+        ({"w": np.ndarray}, "got type at w"),
+        (b"model.npz", "got bytes at the top"),
+    ],
+)
+def test_shapes_refuse(params, message):
+    with pytest.raises(ValueError, match=f"`leaf_shapes` needs .*{message}"):
+        leaf_shapes(params)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 cut short"])
