@@ -18,8 +18,13 @@ from jaxcode.codes import (
     polynomial,
     uncoded,
 )
+from jaxcode.designs import Design
+from jaxcode.fitting import fit
 from jaxcode.load import communication_load
-from jaxcode.stragglers import Round, bimodal, markov, pareto, shifted_exponential, trace, wait
+from jaxcode.planning import plan
+from jaxcode.rounds import Round, wait
+from jaxcode.simulation import simulate
+from jaxcode.stragglers import bimodal, failures, markov, pareto, shifted_exponential, trace
 
 if TYPE_CHECKING:
     from jaxcode.aggregate import CodedGradient, coded_value_and_grad
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Code",
     "CodedGradient",
+    "Design",
     "IndexedRows",
     "LowRank",
     "Partitions",
@@ -49,6 +55,8 @@ __all__ = [
     "encode",
     "expander",
     "factored_value_and_grad",
+    "failures",
+    "fit",
     "fractional_repetition",
     "general_placement",
     "graph_code",
@@ -59,8 +67,10 @@ __all__ = [
     "pack",
     "pareto",
     "partition_sizes",
+    "plan",
     "polynomial",
     "shifted_exponential",
+    "simulate",
     "to_dense",
     "trace",
     "uncoded",

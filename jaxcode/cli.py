@@ -1,10 +1,11 @@
-"""The `jaxcode` command: `jaxcode train` and `jaxcode bench`.
+"""The `jaxcode` command: describe, plan, simulate, plot, train and bench.
 
 A bad argument or file is one line on standard error and exit code 2, before anything is written or
 compiled. What a command needs is imported only when that command runs.
 """
 
 import argparse
+import importlib
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -16,6 +17,14 @@ METHODS = ("factors", "dense")
 STRAGGLER_MODELS = ("uniform", "exponential", "pareto", "bimodal", "bursty", "fixed", "none")
 MAX_WORKERS = 4096
 LARGEST_COUNT = 2**31 - 1
+
+# The commands in jaxcode.commands, and their lines of help.
+THEORY = {
+    "describe": "what a code costs, and how far from the least",
+    "plan": "which design is best here, if any code is",
+    "simulate": "what the steps of designs would take",
+    "plot": "loads and traces as pictures",
+}
 
 ABOUT = "Exact gradients from whichever workers answer, in few bytes."
 
@@ -79,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = parser(bench=arguments[:1] == ["bench"]).parse_args(arguments)
+        args = parser(*arguments[:1]).parse_args(arguments)
         return args.run(args)
     except SystemExit as stop:
         return int(stop.code or 0)
@@ -92,11 +101,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parser(*, bench: bool = False) -> argparse.ArgumentParser:
+def parser(command: str = "train") -> argparse.ArgumentParser:
     """Return the parser of every command.
 
     Args:
-        bench: import the benchmark to add its own options.
+        command: the one that is to run: others are not imported, and have no options.
 
     Returns:
         A parser whose result has `run(args) -> int`.
@@ -108,6 +117,11 @@ def parser(*, bench: bool = False) -> argparse.ArgumentParser:
     top = _Parser(prog="jaxcode", description=ABOUT, allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"jaxcode {version('jaxcode')}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, line in THEORY.items():
+        if name == command:
+            _add_theory(commands, name, line)
+        else:
+            commands.add_parser(name, help=line)
     train = commands.add_parser(
         "train",
         help="train a classifier with workers missing at every step",
@@ -119,12 +133,38 @@ def parser(*, bench: bool = False) -> argparse.ArgumentParser:
     add_train_arguments(train)
     train.set_defaults(run=_train)
     timing = commands.add_parser("bench", help="time coded steps", allow_abbrev=False)
-    if bench:
+    if command == "bench":
         from jaxcode.bench.command import add_arguments, run
 
         add_arguments(timing)
         timing.set_defaults(run=run)
     return top
+
+
+def _add_theory(commands: Any, name: str, line: str) -> None:
+    """Add a command of jaxcode.commands, whose errors are one line."""
+    module = importlib.import_module(f"jaxcode.commands.{name}")
+    command = commands.add_parser(
+        name,
+        help=line,
+        description=module.ABOUT,
+        epilog=module.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(command)
+
+    def run(args: argparse.Namespace) -> int:
+        try:
+            return module.run(args)
+        except (ValueError, MemoryError) as error:
+            return fail(error if str(error) else type(error).__name__)
+        except BrokenPipeError:
+            return 1
+        except OSError as error:
+            return fail(error)
+
+    command.set_defaults(run=run)
 
 
 def add_train_arguments(train: argparse.ArgumentParser) -> None:

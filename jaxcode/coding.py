@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxcode.agreement import agreed_weights
 from jaxcode.codes import Code
+from jaxcode.decoder import Decoder
 from jaxcode.jaxprs import varying_axes
-from jaxcode.lowrank import IndexedRows, LowRank, is_structured
-from jaxcode.payload import fragment, is_coded, join
+from jaxcode.lowrank import IndexedRows, LowRank, NormalForm, is_structured
+from jaxcode.payload import fragment, is_coded
 from jaxcode.precision import widen
-
-_CHUNK = 16  # terms of a sum that are written out
 
 
 def encode(gradient: Any, code: Code, worker: Any, *, wire_dtype: Any = None) -> Any:
@@ -100,137 +100,6 @@ def _check_not_summed(gradient: Any, worker: Any) -> None:
             )
 
 
-class Decoder:
-    """Weighted sums of stacked messages, over the devices' workers and a named axis."""
-
-    def __init__(self, code: Code, weights: Any, workers: Any, axis_name: Any):
-        """Prepare for ``weights`` (m, n) and the ``workers`` whose messages are on this device."""
-        self._code = code
-        self._axis = axis_name
-        self._spread = axis_name is not None
-        self._workers = workers
-        self.weights = widen(jnp.asarray(weights))
-        if code.block is not None:
-            self.scale, self.recovered = self._blocks()
-
-    def _blocks(self) -> tuple[Array, Array]:
-        """Per block, by what the weights multiply its payload, and whether they recover it.
-
-        ``D B`` restricted to a block is ``c I`` if its payload comes back c times: c is 1 or, for
-        the mean over recovered examples, more. Fewer answers than fragments give no multiple of I.
-        """
-        code = self._code
-        m = code.num_fragments
-        per_worker = jnp.einsum(
-            "jn,nl->njl",
-            self.weights,
-            jnp.asarray(code.coefficients[:, 0], self.weights.dtype),
-            precision=jax.lax.Precision.HIGHEST,
-        )
-        products = jax.ops.segment_sum(per_worker, jnp.asarray(code.block), code.num_partitions)
-        scale = jnp.trace(products, axis1=1, axis2=2) / m
-        off = products - scale[:, None, None] * jnp.eye(m, dtype=products.dtype)[None]
-        # A missing answer costs a whole dimension, so the distance is then of the order of c.
-        # (Weights that are not numbers are neither, and show in the result.)
-        recovered = ~(jnp.sum(off**2, axis=(1, 2)) >= 0.01 * scale**2)
-        return scale, recovered
-
-    def total(self, message: Array, shape: tuple[int, ...], *, drop: bool = False) -> Array:
-        """Decode a sum: ``fragment_j(sum_p g_p) = sum_i D[j,i] message_i``.
-
-        Args:
-            message: (workers here, ...) coded arrays.
-            shape: of the decoded array.
-            drop: leave out the blocks that are not recovered, as factors must.
-        """
-        weights = self.weights
-        if drop:
-            weights = jnp.where(self.recovered[self._code.block][None], weights, 0)
-        weights = weights[:, self._workers]
-        terms = _sum_terms(lambda i: _term(weights[:, i], message[i]), len(message))
-        return join(self._reduce(terms), shape)
-
-    def blocks(self, message: Array, shape: tuple[int, ...], *, scaled: bool) -> Array:
-        """Decode each block's payload by itself: (k, *shape), zeros where it is not recovered."""
-        undo = jnp.ones_like(self.scale) if scaled else jnp.where(self.recovered, self.scale, 1)
-        factor = jnp.where(self.recovered, 1 / undo, 0)[self._code.block][None]
-        weights = jnp.where(factor != 0, self.weights * factor, 0)
-        return jax.vmap(lambda part: join(part, shape))(self._per_block(message, weights))
-
-    def first(self, integers: Array) -> Array:
-        """Each block's integers, from its first worker that counts: (k, ...)."""
-        n, k, block = self._code.num_workers, self._code.num_partitions, self._code.block
-        counts = jnp.any(self.weights != 0, axis=0)
-        first = jax.ops.segment_min(jnp.where(counts, jnp.arange(n), n), jnp.asarray(block), k)
-        chosen = (first[block] == jnp.arange(n)).astype(integers.dtype)
-        return jnp.squeeze(self._per_block(integers, chosen[None]), axis=1)
-
-    def _per_block(self, message: Array, weights: Array) -> Array:
-        """Weighted sums over each block's workers: (k, m, ...), from weights (m, n)."""
-        code = self._code
-        if not self._spread:
-            members = _members(code)
-            weights = jnp.pad(weights, ((0, 0), (0, 1)))  # a missing member counts for nothing
-            rows = np.minimum(members, code.num_workers - 1)
-
-            def term(j: Any) -> Array:
-                return jax.vmap(_term)(weights.T[_column(members, j)], message[_column(rows, j)])
-
-            return _sum_terms(term, members.shape[1])
-        own = (
-            jnp.asarray(code.block)[None, self._workers] == jnp.arange(code.num_partitions)[:, None]
-        )
-        weights = jnp.where(own[:, None], weights[None, :, self._workers], 0)
-        terms = _sum_terms(lambda i: _term(weights[..., i], message[i]), len(message))
-        return self._reduce(terms)
-
-    def _reduce(self, partial: Array) -> Array:
-        return jax.lax.psum(partial, self._axis) if self._spread else partial
-
-
-def _term(weights: Array, message: Array) -> Array:
-    """One worker's ``weights x message``, (*weights.shape, *message.shape); 0 for a straggler."""
-    message = widen(message) if is_coded(message) else message
-    columns = weights.astype(message.dtype).reshape(*weights.shape, *[1] * message.ndim)
-    row = message.reshape(*[1] * weights.ndim, *message.shape)
-    # A straggler's buffer may hold anything, and 0 times NaN is NaN.
-    return jnp.where(columns != 0, columns * row, 0)
-
-
-def _sum_terms(term: Callable[[Any], Array], count: int) -> Array:
-    """``term(0) + ... + term(count - 1)``, in one pass over what the terms read.
-
-    Written out, because a sum over a leading axis is not: on a CPU, XLA adds element by element
-    across the rows, at a twentieth of the speed of the memory. Chunks bound the program's size.
-    """
-    head = (count - 1) % _CHUNK + 1
-    total = term(0)
-    for i in range(1, head):
-        total = total + term(i)
-
-    def chunk(j: Any, total: Array) -> Array:
-        for i in range(_CHUNK):
-            total = total + term(head + j * _CHUNK + i)
-        return total
-
-    chunks = (count - head) // _CHUNK
-    return jax.lax.fori_loop(0, chunks, chunk, total) if chunks else total
-
-
-def _column(table: np.ndarray, j: Any) -> Any:
-    return table[:, j] if isinstance(j, int) else jnp.asarray(table)[:, j]
-
-
-def _members(code: Code) -> np.ndarray:
-    """The workers of each block, (k, largest group); n where a group is smaller."""
-    n, k, block = code.num_workers, code.num_partitions, code.partitions[:, 0]
-    order = np.argsort(block, kind="stable")
-    sizes = np.bincount(block, minlength=k)
-    table = np.full((k, sizes.max()), n)
-    table[np.arange(sizes.max()) < sizes[:, None]] = order
-    return table
-
-
 def decode(
     messages: Any,
     code: Code,
@@ -291,6 +160,9 @@ def decode(
     workers = np.arange(n) if workers is None else workers
     with jax.named_scope("decode"):
         decoder = Decoder(code, weights, workers, axis_name)
+        leaves = jax.tree.leaves(messages, is_leaf=is_structured)
+        if pivots := [leaf.pivots for leaf in leaves if isinstance(leaf, NormalForm)]:
+            decoder = Decoder(code, agreed_weights(decoder, pivots), workers, axis_name)
         leaf = _leaf_decoder(decoder, drop=structured)
         return jax.tree.map(leaf, messages, like, is_leaf=is_structured)
 
@@ -302,6 +174,12 @@ def _leaf_decoder(decoder: Decoder, *, drop: bool) -> Callable[[Any, Any], Any]:
             P = decoder.blocks(message.P, P_shape, scaled=False)
             Q = decoder.blocks(message.Q, Q_shape, scaled=True)
             return message.sum_of_products(P, Q)
+        if isinstance(message, NormalForm):
+            X_shape, rows_shape = message.part_shapes
+            X = decoder.blocks(message.X, X_shape, scaled=False)
+            rows = decoder.blocks(message.rows, rows_shape, scaled=True)
+            form = NormalForm(decoder.first(message.pivots), X, rows, message.place).factors()
+            return form.sum_of_products(form.P, form.Q)
         if isinstance(message, IndexedRows):
             indices = decoder.first(message.indices)
             shape = (indices.shape[1], *message.shape[1:])

@@ -17,7 +17,7 @@ from jaxcode.solve import EXACT, Kind
 # Sets of workers are enumerated up to this many, and as many are sampled beyond it.
 SETS = 100_000
 # Of sets whose systems are large, fewer are sampled: about so many operations in all.
-_WORK = 2e9
+_WORK = 5e8
 _CHUNK = 2**21  # numbers in a stack of systems: 16 MB
 # Half the spacing of float32 at 1: what rounding a number costs, relative.
 FLOAT32 = 2.0**-24

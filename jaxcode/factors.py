@@ -8,7 +8,7 @@ model and no rule of its own for any layer, and a custom derivative keeps its me
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxcode.jaxprs import Graph, Value, dtype_of, shape_of
 from jaxcode.leaves import Call, is_array, is_differentiable
-from jaxcode.lowrank import IndexedRows, LowRank, concatenate
+from jaxcode.lowrank import IndexedRows, LowRank, NormalForm, concatenate
+from jaxcode.normal import normal_form, normal_form_saves
 from jaxcode.precision import alike
 from jaxcode.products import NotFactored, Product, Scatter, Side, Term, find_terms
 
@@ -30,7 +31,7 @@ class LeafSummary(NamedTuple):
     Attributes:
         path: where the leaf is in the tree of parameters.
         shape: shape of the parameter.
-        kind: "factors", "rows", "dense", or "none" for a leaf without a gradient.
+        kind: "factors", "normal form", "rows", "dense", or "none" for a leaf without a gradient.
         numbers: numbers the representation holds.
         reason: why it is not in factors; empty where it is.
     """
@@ -76,6 +77,11 @@ class _Factors:
     rows: tuple[int, ...]
     shape: tuple[int, ...]
     dtype: Any
+    normal: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "normal form" if self.normal else "factors"
 
     @property
     def values(self) -> list[Value]:
@@ -83,15 +89,27 @@ class _Factors:
 
     @property
     def numbers(self) -> int:
+        batch, p, q, rank = self._sizes
+        # The pivots, a row's number each, count as numbers.
+        return batch * rank * (p + q - rank + 1 if self.normal else p + q)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
         batch = math.prod(self.shape[axis] for axis in self.batch)
         p = math.prod(self.shape[axis] for axis in self.rows)
-        size = math.prod(self.shape)
-        q = size // max(batch * p, 1)
-        return batch * (p + q) * sum(term.left.rank for term in self.products)
+        q = math.prod(self.shape) // max(batch * p, 1)
+        return batch, p, q, sum(term.left.rank for term in self.products)
 
-    def assemble(self, arrays: list[Any]) -> LowRank:
+    def shortest(self) -> "_Factors":
+        """These factors, or their normal form where that saves enough."""
+        _, p, q, rank = self._sizes
+        real = all(jnp.issubdtype(dtype_of(value), jnp.floating) for value in self.values)
+        return replace(self, normal=real and normal_form_saves(p, q, rank))
+
+    def assemble(self, arrays: list[Any]) -> LowRank | NormalForm:
         pairs = zip(self.products, arrays[::2], arrays[1::2], strict=True)
-        return concatenate([self._low_rank(*pair) for pair in pairs])
+        grad = concatenate([self._low_rank(*pair) for pair in pairs])
+        return normal_form(grad) if self.normal else grad
 
     def _low_rank(self, term: Product, left: Any, right: Any) -> LowRank:
         first = term.labels[self.rows[0]][0]
@@ -124,6 +142,10 @@ class _Rows:
     dtype: Any
 
     @property
+    def kind(self) -> str:
+        return "rows"
+
+    @property
     def values(self) -> list[Value]:
         return [value for term in self.scatters for value in (term.indices, term.rows)]
 
@@ -150,7 +172,7 @@ class _Rows:
         )
 
 
-def _decide(graph: Graph, gradient: Value, path: str) -> tuple[Any, LeafSummary]:
+def _decide(graph: Graph, gradient: Value, path: str, *, normal: bool) -> tuple[Any, LeafSummary]:
     """How to represent one gradient: _Factors, _Rows, "dense", or None for a zero."""
     shape, dtype = shape_of(gradient), dtype_of(gradient)
     size = math.prod(shape)
@@ -165,12 +187,13 @@ def _decide(graph: Graph, gradient: Value, path: str) -> tuple[Any, LeafSummary]
         if not terms:
             return None, LeafSummary(path, shape, "none", 0, UNUSED)
         found = _arrangement(terms, shape, dtype)
+        if normal and isinstance(found, _Factors):
+            found = found.shortest()
         if found.numbers >= size:
             raise NotFactored(f"factors would hold {found.numbers:,} numbers")
     except NotFactored as reason:
         return "dense", LeafSummary(path, shape, "dense", size, str(reason))
-    kind = "rows" if isinstance(found, _Rows) else "factors"
-    return found, LeafSummary(path, shape, kind, found.numbers, "")
+    return found, LeafSummary(path, shape, found.kind, found.numbers, "")
 
 
 def _arrangement(terms: list[Term], shape: tuple[int, ...], dtype: Any) -> "_Factors | _Rows":
@@ -222,6 +245,7 @@ class FactoredGradient:
     loss: Callable[..., Any]
     has_aux: bool
     trainable: Any
+    normal_form: bool = False  # make a leaf a `NormalForm` where that saves enough
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Return ``(value, grads)``, or ``((value, aux), grads)`` with ``has_aux``."""
@@ -262,7 +286,7 @@ class FactoredGradient:
                 rows.append(_without_gradient(path, leaf))
                 continue
             gradient = next(gradients)
-            found, row = _decide(graph, gradient, path)
+            found, row = _decide(graph, gradient, path, normal=self.normal_form)
             leaves.append(found)
             rows.append(row)
             exposed += [gradient] if found == "dense" else [] if found is None else found.values

@@ -1,9 +1,11 @@
-"""Gradients that are not stored as matrices: sufficient factors and indexed rows.
+"""Gradients that are not stored as matrices: sufficient factors, normal forms and indexed rows.
 
 A layer ``y = x @ W`` has the gradient ``x^T delta``. With ``r`` rows of ``x`` its rank is at most
 ``r``, and the pair ``(x^T, delta^T)`` says all there is to say about it in ``r (p + q)`` numbers.
-The gradient of an embedding table touches only the rows that were looked up. Both are pytrees, so
-whatever is linear in the stored numbers (encoding, decoding) maps over them leaf by leaf.
+A matrix of rank ``r`` has fewer dimensions than that: its normal form, ``r`` of its rows and the
+others as combinations of them, is ``r (p + q - r)`` numbers. The gradient of an embedding table
+touches only the rows that were looked up. All are pytrees, so whatever is linear in the stored
+numbers (encoding, decoding) maps over them leaf by leaf.
 """
 
 import functools
@@ -131,6 +133,59 @@ class LowRank:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class NormalForm:
+    """A matrix ``G`` of rank at most r, as r of its rows and the others as combinations of them.
+
+    ``G[pivots] = rows`` and ``G[others] = X rows``, with the other rows in ascending order: exactly
+    r (p + q - r) real numbers, as many as the set of these matrices has dimensions. The pivots are
+    integers, and travel whole. Made by `jaxcode.normal.normal_form`.
+
+    Attributes:
+        pivots: int32 (*batch, r), ascending.
+        X: (*batch, p - r, r), each of the other rows as a combination of the pivot rows.
+        rows: (*batch, r, q), the pivot rows.
+        place: the factors it was made from, without their arrays: where it stands in the parameter.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from jaxcode.normal import normal_form
+        >>> grad = normal_form(LowRank(jnp.array([[1.0], [4.0], [2.0]]), jnp.ones((3, 1))))
+        >>> grad.pivots.tolist(), grad.X.tolist(), grad.rows.tolist()
+        ([1], [[0.25], [0.5]], [[4.0, 4.0, 4.0]])
+    """
+
+    pivots: Any
+    X: Any
+    rows: Any
+    place: LowRank = _static()
+
+    @property
+    def part_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of X and of the pivot rows; also where they are coded, and have other shapes."""
+        (*batch, p, rank), (*_, q, _) = self.place.factor_shapes
+        return (*batch, p - rank, rank), (*batch, rank, q)
+
+    def factors(self) -> LowRank:
+        """The same matrix as ``P Q^T``: P has the unit matrix at the pivots, and X elsewhere."""
+        P = jnp.vectorize(_spread, signature="(r),(o,r)->(p,r)")(self.pivots, self.X)
+        return replace(self.place, P=P, Q=jnp.swapaxes(self.rows, -1, -2))
+
+    def to_dense(self) -> Array:
+        """Form the matrix, in the parameter's shape and dtype; see `LowRank.to_dense`."""
+        return self.factors().to_dense()
+
+
+def _spread(pivots: Array, X: Array) -> Array:
+    """P (p, r) with the unit matrix at the pivots and X elsewhere; any integers will do."""
+    others, rank = X.shape
+    is_pivot = jnp.zeros(others + rank, jnp.int32).at[pivots].set(1, mode="drop")
+    order = jnp.concatenate([pivots, jnp.argsort(is_pivot, stable=True)[:others]])
+    whole = jnp.concatenate([jnp.eye(rank, dtype=X.dtype), X])
+    return jnp.zeros_like(whole).at[order].set(whole, mode="drop")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class IndexedRows:
     """A table that is zero outside some rows: row ``indices[i]`` holds the sum of its ``rows[i]``.
 
@@ -161,11 +216,11 @@ class IndexedRows:
         return table.at[self.indices].add(rows, mode="drop").astype(self.dtype)
 
 
-Structured = (LowRank, IndexedRows)
+Structured = (LowRank, NormalForm, IndexedRows)
 
 
 def is_structured(leaf: Any) -> bool:
-    """Whether a gradient leaf is stored as factors or rows; for ``jax.tree.map(is_leaf=...)``."""
+    """Whether a gradient leaf is no array but a structure; for ``jax.tree.map(is_leaf=...)``."""
     return isinstance(leaf, Structured)
 
 

@@ -4,7 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
+
+from jaxcode.bounds import lower_bound
+from jaxcode.code import Code
+from jaxcode.load import Method, communication_load
+from jaxcode.simulation import Simulation
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#BBBBBB"
@@ -130,3 +135,203 @@ def training(
     survivors(middle, steps, arrived)
     traffic(bottom, sizes)
     return figure
+
+
+def load_against_rank(
+    ax: Any, code: Code, shape: tuple[int, int], ranks: Sequence[int] | None = None
+) -> Any:
+    """Draw what a worker sends for one weight against the rank of a partition's gradient.
+
+    Args:
+        ax: a Matplotlib Axes.
+        code: a block code; its number of fragments divides every scheme's load but Tandon's.
+        shape: (p, q) of the weight.
+        ranks: where to draw, by default from 1 to full rank.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> from jaxcode.codes import fractional_repetition
+        >>> ax = load_against_rank(Figure().add_subplot(), fractional_repetition(8, 1), (64, 48))
+        >>> [line.get_label() for line in ax.lines]
+        ['Tandon et al.', 'Ye-Abbe', 'factors', 'normal form', 'lower bound']
+    """
+    full = min(shape)
+    if ranks is None:
+        ranks = np.unique(np.geomspace(1, full, 60).round().astype(int)).tolist()
+    blocks = code.block is not None
+    methods: dict[str, Method] = {"Ye-Abbe": "ye_abbe"}
+    if blocks:
+        methods |= {"factors": "factors", "normal form": "normal_form"}
+    curves: dict[str, list[float]] = {"Tandon et al.": [float(shape[0] * shape[1])] * len(ranks)}
+    for name, method in methods.items():
+        curves[name] = [
+            communication_load(code, shape, method=method, rows=rank).total for rank in ranks
+        ]
+    curves["lower bound"] = [lower_bound(code, shape, rank) for rank in ranks]
+    # Told apart without colour: by dashes and width, the bound as dots on top.
+    styles: dict[str, dict[str, Any]] = {
+        "Tandon et al.": {"color": "black", "linestyle": (0, (1, 1)), "linewidth": 1.5},
+        "Ye-Abbe": {"color": "black", "linestyle": "--", "linewidth": 1.5},
+        "factors": {"color": ORANGE, "linestyle": "-.", "linewidth": 2},
+        "normal form": {"color": BLUE, "linestyle": "-", "linewidth": 3},
+        "lower bound": {"color": "black", "linestyle": "", "marker": ".", "markersize": 4},
+    }
+    for name, values in curves.items():
+        ax.plot(ranks, values, label=name, **styles[name])
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("rank of a partition's gradient (rows: examples x positions)")
+    ax.set_ylabel("numbers per worker and step")
+    ax.set_title(f"{shape[0]} x {shape[1]} weight, {code!r}".replace("<Code ", "").rstrip(">"))
+    ax.legend(frameon=False)
+    ax.grid(alpha=0.3)
+    return ax
+
+
+def load_against_tolerance(
+    ax: Any, num_workers: int, shape: tuple[int, int], rank: int | None = None
+) -> Any:
+    """Draw the load over stragglers tolerated, s, and copies computed, d, as a share of dense.
+
+    Every cell is the least there is for its s and d, with m = d - s fragments: the normal form of
+    rank `rank`, or Ye and Abbe's where that is None (full rank).
+
+    Args:
+        ax: a Matplotlib Axes.
+        num_workers: n, the most copies there can be.
+        shape: (p, q) of the weight.
+        rank: of one partition's gradient.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> ax = load_against_tolerance(Figure().add_subplot(), 4, (64, 48), rank=8)
+        >>> ax.get_xlabel(), ax.get_ylabel()
+        ('d, copies of the batch computed', 's, stragglers tolerated')
+    """
+    p, q = shape
+    rho = min(p, q) if rank is None else min(rank, p, q)
+    copies, stragglers = np.arange(1, num_workers + 1), np.arange(num_workers)
+    fragments = copies - stragglers[:, None]
+    share = np.full(fragments.shape, np.nan)
+    np.divide(rho * (p + q - rho) / (p * q), fragments, out=share, where=fragments > 0)
+    image = ax.imshow(share, origin="lower", cmap="Greys", vmin=0, vmax=np.nanmax(share) * 1.3)
+    if num_workers <= 12:
+        for (s, d), value in np.ndenumerate(share):
+            if np.isfinite(value):
+                colour = "white" if value > 0.75 * np.nanmax(share) else "black"
+                ax.text(d, s, f"{value:.2g}", ha="center", va="center", fontsize=8, color=colour)
+    step = max(1, num_workers // 12)
+    ax.set_xticks(np.arange(0, num_workers, step), copies[::step])
+    ax.set_yticks(stragglers[::step])
+    ax.set_xlabel("d, copies of the batch computed")
+    ax.set_ylabel("s, stragglers tolerated")
+    title = "full rank (Ye-Abbe)" if rank is None else f"rank {rho} (normal form)"
+    ax.set_title(f"load as a share of the {p} x {q} gradient, {title}", fontsize="medium")
+    ax.figure.colorbar(image, ax=ax, label="numbers sent / p q")
+    return ax
+
+
+def step_times(ax: Any, simulations: Sequence[Simulation]) -> Any:
+    """Draw how long the steps of each design take: one row a design, the fastest on top.
+
+    A thick bar holds the middle half of the steps, a thin line 90 % of them; the dot is the median,
+    the diamond the mean, and the cross the slowest percent's beginning.
+
+    Args:
+        ax: a Matplotlib Axes.
+        simulations: what `simulate` returned. Steps that never end are left out of the bars and
+            counted at the right.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> from jaxcode.codes import uncoded
+        >>> from jaxcode.designs import Design
+        >>> from jaxcode.simulation import simulate
+        >>> runs = simulate([Design(uncoded(4))], (8, 8), examples=4, seconds_per_example=1,
+        ...     bandwidth=256, steps=3)
+        >>> ax = step_times(Figure().add_subplot(), runs)
+        >>> [label.get_text() for label in ax.get_yticklabels()]
+        ['uncoded, dense']
+    """
+    order = sorted(simulations, key=lambda run: run.mean)
+    for row, run in enumerate(order):
+        ended = run.seconds[np.isfinite(run.seconds)]
+        colour = BLUE if run.error == 0 else ORANGE
+        if ended.size:
+            low, first, middle, third, high, worst = np.percentile(ended, [5, 25, 50, 75, 95, 99])
+            ax.plot([low, high], [row, row], color=colour, linewidth=1.5)
+            ax.plot([first, third], [row, row], color=colour, linewidth=7, solid_capstyle="butt")
+            ax.plot(middle, row, "o", color="white", markeredgecolor="black", markersize=6)
+            ax.plot(ended.mean(), row, "D", color="black", markersize=5)
+            ax.plot(worst, row, "x", color="black", markersize=6)
+        notes = [f"never ends: {1 - ended.size / run.seconds.size:.1%}"] * (
+            ended.size < run.seconds.size
+        )
+        notes += [f"loses {run.error:.1%}"] * (run.error > 0)
+        ax.annotate(
+            ", ".join(notes), (1, row), xycoords=("axes fraction", "data"), xytext=(4, 0),
+            textcoords="offset points", va="center", fontsize=8,
+        )  # fmt: skip
+    ax.set_yticks(range(len(order)), [run.design.name for run in order])
+    ax.invert_yaxis()
+    ax.set_xlabel("seconds a step: middle half, 90 %, median o, mean ◆, 99th percentile ×")
+    ax.set_xlim(left=0)
+    ax.grid(axis="x", alpha=0.3)
+    return ax
+
+
+def trace_heatmap(ax: Any, seconds: Float[Any, "steps workers"]) -> Any:
+    """Draw who straggled when: each message's seconds, as a multiple of its step's median.
+
+    Args:
+        ax: a Matplotlib Axes.
+        seconds: (steps, n), infinite where a worker never answered: a colour of its own.
+
+    Returns:
+        The Axes.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> seconds = np.array([[1.0, 2.0], [1.0, np.inf]])
+        >>> trace_heatmap(Figure().add_subplot(), seconds).get_ylabel()
+        'worker'
+    """
+    from matplotlib import colormaps
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
+
+    seconds = np.asarray(seconds, float)
+    # Of all workers, the silent ones too: infinite where half of them are.
+    middle = np.median(seconds, axis=1, keepdims=True)
+    usual = np.where((middle > 0) & np.isfinite(middle), middle, 1.0)
+    shown = np.where(np.isfinite(seconds), seconds / usual, np.nan)
+    top = float(np.nanmax(shown, initial=2.0))
+    colours = colormaps["Greys"].with_extremes(bad=ORANGE)
+    image = ax.imshow(
+        np.clip(shown, 1.0, None).T, aspect="auto", interpolation="nearest", cmap=colours,
+        norm=LogNorm(1.0, top),
+        extent=(-0.5, len(seconds) - 0.5, seconds.shape[1] - 0.5, -0.5),
+    )  # fmt: skip
+    bar = ax.figure.colorbar(image, ax=ax, label="times the median of the step")
+    bar.ax.yaxis.set_major_formatter(ScalarFormatter())
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    bar.set_ticks([tick for tick in (1, 1.5, 2, 3, 5, 10, 30, 100, 1000) if tick <= top])
+    never = np.isinf(seconds).mean()
+    ax.set_title(
+        "seconds of each message" + (f"; colour: never answered ({never:.1%})" if never else ""),
+        fontsize="medium",
+    )
+    ax.set_xlabel("step")
+    ax.set_ylabel("worker")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    return ax

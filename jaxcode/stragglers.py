@@ -1,21 +1,23 @@
-"""Who arrives when: latency models, and the rounds of a server that waits for enough workers.
+"""Who arrives when: latency models.
 
-A latency model is a function of a generator and a shape `(..., n)` that returns the seconds until
-each worker's message arrives; infinity never arrives. `wait` turns latencies into a `Round`: who
-was counted, and when the step could go on. Stragglers are thus data, drawn before anything runs.
+A latency model is a function of a generator and a shape `(..., n)`, or n alone, that returns the
+seconds until each worker's message arrives; infinity never arrives. Along the axis before the last
+are the steps, which matters to models with a memory. `wait` turns latencies into a `Round`: who was
+counted, and when the step could go on. Stragglers are thus data, drawn before anything runs.
 """
 
 import math
+import os
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Shaped
 
 from jaxcode.checks import integer, real
-
-Real = float | int
-Latency = Callable[[np.random.Generator, tuple[int, ...]], Float[np.ndarray, "..."]]
+from jaxcode.rounds import Round as Round
+from jaxcode.rounds import wait as wait
+from jaxcode.seconds import Latency, Real, draw, positive, recording, seconds
 
 
 def shifted_exponential(shift: Real, rate: Real) -> Latency:
@@ -40,9 +42,9 @@ def shifted_exponential(shift: Real, rate: Real) -> Latency:
         Lee et al., "Speeding up distributed machine learning using codes", 2018.
     """
     call = "shifted_exponential"
-    shift = _seconds(call, "shift", shift)
-    rate = _positive(call, "rate", rate)
-    return lambda rng, shape: shift + rng.exponential(1 / rate, shape)
+    shift = seconds(call, "shift", shift)
+    rate = positive(call, "rate", rate)
+    return _model(call, lambda rng, shape: shift + rng.exponential(1 / rate, shape))
 
 
 def pareto(alpha: Real, scale: Real) -> Latency:
@@ -62,9 +64,9 @@ def pareto(alpha: Real, scale: Real) -> Latency:
         >>> bool((pareto(alpha=1.5, scale=2.0)(np.random.default_rng(0), (50, 4)) >= 2).all())
         True
     """
-    alpha = _positive("pareto", "alpha", alpha)
-    scale = _positive("pareto", "scale", scale)
-    return lambda rng, shape: scale * (1 + rng.pareto(alpha, shape))
+    alpha = positive("pareto", "alpha", alpha)
+    scale = positive("pareto", "scale", scale)
+    return _model("pareto", lambda rng, shape: scale * (1 + rng.pareto(alpha, shape)))
 
 
 def bimodal(fast: Real, slow: Real, probability: Real) -> Latency:
@@ -86,7 +88,9 @@ def bimodal(fast: Real, slow: Real, probability: Real) -> Latency:
         [5.0, 5.0]
     """
     fast, slow, probability = _two_speeds("bimodal", fast, slow, probability)
-    return lambda rng, shape: np.where(rng.random(shape) < probability, slow, fast)
+    return _model(
+        "bimodal", lambda rng, shape: np.where(rng.random(shape) < probability, slow, fast)
+    )
 
 
 def markov(fast: Real, slow: Real, probability: Real, persistence: Real) -> Latency:
@@ -125,7 +129,7 @@ def markov(fast: Real, slow: Real, probability: Real, persistence: Real) -> Late
     ordinary = 1 - probability
     onset = min(1.0, probability * (1 - persistence) / ordinary) if ordinary else 1.0
 
-    def latency(rng: np.random.Generator, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
+    def latency(rng: Any, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
         # The first step is stationary; then a draw is held against the state of the step before.
         draws = rng.random(shape)
         is_slow = draws < probability
@@ -134,14 +138,78 @@ def markov(fast: Real, slow: Real, probability: Real, persistence: Real) -> Late
             is_slow[..., step, :] = draws[..., step, :] < threshold
         return np.where(is_slow, slow, fast)
 
-    return latency
+    return _model("markov", latency)
 
 
-def trace(seconds: Shaped[Any, "rows workers"] | list[Any]) -> Latency:
+def failures(
+    mean_time_between: Real, repair: Real, *, step: Real, latency: Real | Latency = 0.0
+) -> Latency:
+    """Workers that fail and are gone, and come back repaired: infinity while they are.
+
+    Each worker runs for Exp seconds of mean `mean_time_between`, is then gone for Exp seconds of
+    mean `repair`, and runs again. A step's answer arrives if the worker ran throughout it; that is
+    `mean_time_between / (mean_time_between + repair) * exp(-step / mean_time_between)` of them,
+    from the first step on. Steps are along the axis before the last.
+
+    As a pause in a simulation, leave `latency` at 0: the others then lose no time. A code that
+    tolerates fewer than all workers may meet a step that never ends: set a deadline.
+
+    Args:
+        mean_time_between: Mean seconds from a worker's repair to its next failure. A machine that
+            fails every 50,000 hours is 1.8e8; ten thousand of them are one failure every 5 hours.
+        repair: Mean seconds until it is back, restart and reloading included. At 0 a failure costs
+            the step that it falls in, and no more.
+        step: Seconds of a step, the time from one row to the next. Too long counts too many steps
+            as lost.
+        latency: Seconds of the answers that arrive, or a latency model to draw them from.
+
+    Returns:
+        The latency model.
+
+    Raises:
+        ValueError: A parameter is out of range.
+
+    Example:
+        >>> latency = failures(mean_time_between=1000.0, repair=100.0, step=1.0, latency=2.0)
+        >>> seconds = latency(np.random.default_rng(0), (1000, 50))
+        >>> float(seconds.min()), round(float(np.isinf(seconds).mean()), 2)
+        (2.0, 0.09)
+    """
+    call = "failures"
+    between = positive(call, "mean_time_between", mean_time_between, "Give seconds.")
+    repair = seconds(call, "repair", repair)
+    step = positive(call, "step", step, "Give seconds.")
+    if not callable(latency):
+        latency = seconds(call, "latency", latency)
+    running = 1 / (1 + repair / between)  # of the time
+    mixing = math.exp(-step / between - step / repair) if repair else 0.0
+    unbroken = math.exp(-step / between)
+    runs_after_running = running + (1 - running) * mixing
+    runs_after_failed = running * (1 - mixing)
+
+    def draw_answers(rng: Any, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
+        # One draw tells both whether a step is unbroken and whether the worker runs at its end, for
+        # an unbroken one ends running. A step may be broken and end running: repaired in time.
+        runs = rng.random((*shape[:-2], *shape[-1:])) < running
+        draws = rng.random(shape)
+        answers = np.empty(shape, bool)
+        for row in range(shape[-2] if len(shape) > 1 else 1):
+            now = (..., row, slice(None)) if len(shape) > 1 else ...
+            answers[now] = runs & (draws[now] < unbroken)
+            runs = draws[now] < np.where(runs, runs_after_running, runs_after_failed)
+        others = draw(call, "latency", latency, rng, shape) if callable(latency) else latency
+        return np.where(answers, others, np.inf)
+
+    return _model(call, draw_answers)
+
+
+def trace(source: Shaped[Any, "rows workers"] | list[Any] | str | os.PathLike[str]) -> Latency:
     """Recorded latencies, row after row from the first, and again from the first at the end.
 
     Args:
-        seconds: (rows, n) latencies, infinite where a worker never answered.
+        source: (rows, n) seconds, infinite where a worker never answered. Or the path of such: a
+            .csv file with one line a row (and, if wanted, a first line of names), or an .npz file
+            with one array, or several of which one is called "seconds".
 
     Returns:
         The latency model; it draws nothing from its generator.
@@ -153,14 +221,9 @@ def trace(seconds: Shaped[Any, "rows workers"] | list[Any]) -> Latency:
         >>> trace([[1.0, 2.0], [3.0, 4.0]])(np.random.default_rng(0), (3, 2)).tolist()
         [[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]]
     """
-    recorded = _checked_latency("trace", seconds)
-    if recorded.ndim != 2 or not recorded.size:
-        raise ValueError(
-            f"`trace` needs seconds of shape (rows, workers); got shape {recorded.shape}. Give one "
-            "row a step."
-        )
+    recorded = recording("trace", source)
 
-    def latency(rng: np.random.Generator, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
+    def latency(rng: Any, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
         if shape[-1:] != recorded.shape[1:]:
             raise ValueError(
                 f"`trace` needs a shape of (..., {recorded.shape[1]}), the workers recorded; got "
@@ -169,153 +232,32 @@ def trace(seconds: Shaped[Any, "rows workers"] | list[Any]) -> Latency:
         rows = np.arange(math.prod(shape[:-1])) % len(recorded)
         return recorded[rows].reshape(shape)
 
+    return _model("trace", latency)
+
+
+def _model(call: str, draw_checked: Callable[[Any, tuple[int, ...]], np.ndarray]) -> Latency:
+    """The latency model that checks its arguments, then draws."""
+
+    def latency(rng: Any, shape: Any) -> Float[np.ndarray, "..."]:
+        if not isinstance(rng, np.random.Generator):
+            raise ValueError(
+                f"`{call}` needs a generator to draw from; got {rng!r}. Use np.random.default_rng."
+            )
+        sizes = shape if isinstance(shape, tuple | list) else (shape,)
+        if not sizes:
+            raise ValueError(
+                f"`{call}` needs a shape of (..., workers); got {shape!r}. Count the workers."
+            )
+        cure = "Count the steps and workers."
+        return draw_checked(
+            rng, tuple(integer(call, "the shape", size, 0, None, cure) for size in sizes)
+        )
+
     return latency
 
 
-class Round(NamedTuple):
-    """Who was counted in a round, or in many rounds with leading axes.
-
-    Attributes:
-        survivors: (..., n) bool, True for the workers counted.
-        latency: (..., n) seconds until each worker's message, counted or not.
-        elapsed: (...) seconds until the step could go on.
-
-    Example:
-        >>> rounds = wait(np.array([[1.0, 3.0, 2.0]]), until=2)
-        >>> rounds.survivors.tolist(), rounds.elapsed.tolist()
-        ([[True, False, True]], [2.0])
-    """
-
-    survivors: Bool[np.ndarray, "*steps workers"]
-    latency: Float[np.ndarray, "*steps workers"]
-    elapsed: Float[np.ndarray, "*steps"]
-
-
-def wait(
-    latency: Shaped[Any, "*steps workers"] | list[Any],
-    *,
-    until: int | Callable[[Bool[np.ndarray, "..."]], Any],
-    deadline: Real | None = None,
-) -> Round:
-    """The rounds of a server that counts messages in order of arrival until it has enough.
-
-    Counted are the fewest first arrivals, at least one, that `until` accepts (of equal times the
-    lower worker first). Where it never does, all in time count, and the round lasts until the
-    deadline, or until the last arrival if there is no deadline or nobody is missing.
-
-    Args:
-        latency: (..., n) seconds, infinite where a worker never answers.
-        until: How many arrivals to wait for, or a function from (..., n) survivors to (...) bool,
-            such as `code.is_decodable`. More survivors must never make it false.
-        deadline: Seconds to wait at most. Too low and rounds end without enough; too high and each
-            loss that the code does not cover costs that long.
-
-    Returns:
-        The `Round`.
-
-    Raises:
-        ValueError: An argument is out of range, such as a latency that is negative or NaN.
-        TimeoutError: Nobody at all arrived in time in some round.
-
-    Example:
-        >>> from jaxcode.codes import fractional_repetition
-        >>> code = fractional_repetition(4, 1)
-        >>> float(wait([1.0, 2.0, np.inf, 9.0], until=code.is_decodable).elapsed)
-        9.0
-        >>> wait([1.0, 2.0, np.inf, 9.0], until=code.is_decodable, deadline=5.0).elapsed.tolist()
-        5.0
-    """
-    seconds = _checked_latency("wait", latency)
-    accepts = _acceptance(until, seconds.shape[-1])
-    arrived = np.isfinite(seconds)
-    if deadline is not None:
-        arrived &= seconds <= _positive("wait", "deadline", deadline)
-    total = np.asarray(arrived.sum(-1))
-    _require_somebody(seconds, total, deadline)
-    enough = accepts(arrived)
-    order = np.argsort(seconds, axis=-1, kind="stable")
-    place = np.argsort(order, axis=-1)  # of each worker in the order of arrival
-    count = _smallest(lambda count: accepts(place < count[..., None]), total, enough)
-    ordered = np.take_along_axis(seconds, order, axis=-1)
-    elapsed = np.take_along_axis(ordered, count[..., None] - 1, axis=-1)[..., 0]
-    if deadline is not None:
-        elapsed = np.where(enough | (total == seconds.shape[-1]), elapsed, deadline)
-    return Round(place < count[..., None], seconds, elapsed)
-
-
-def _smallest(
-    accepts: Callable[[Int[np.ndarray, "*steps"]], Bool[np.ndarray, "*steps"]],
-    total: Int[np.ndarray, "*steps"],
-    enough: Bool[np.ndarray, "*steps"],
-) -> Int[np.ndarray, "*steps"]:
-    """The smallest count accepted, from 1 to `total`, by bisection; `total` where not enough."""
-    low, high = np.where(enough, 1, total), total
-    while (low < high).any():
-        middle = np.asarray((low + high) // 2)
-        accepted = accepts(middle)
-        low, high = np.where(accepted, low, middle + 1), np.where(accepted, middle, high)
-        low = np.minimum(low, high)  # a round that never is accepted stays at its total
-    return high
-
-
-def _acceptance(until: Any, num_workers: int) -> Callable[[np.ndarray], Bool[np.ndarray, "..."]]:
-    """`until` as a function of survivors whose answer is known to be bool and of their shape."""
-    if not callable(until):
-        cure = "Give how many arrivals to wait for, or a function such as code.is_decodable."
-        needed = integer("wait", "until", until, 1, num_workers, cure)
-        return lambda survivors: np.asarray(survivors.sum(-1) >= needed)
-
-    def accepts(survivors: np.ndarray) -> Bool[np.ndarray, "..."]:
-        answer = np.asarray(until(survivors))
-        if answer.dtype != bool or answer.shape != survivors.shape[:-1]:
-            raise ValueError(
-                f"`wait` needs until to return bool of shape {survivors.shape[:-1]} for survivors "
-                f"of shape {survivors.shape}; got {answer.dtype} of shape {answer.shape}. Reduce "
-                "over the last axis only."
-            )
-        return answer
-
-    return accepts
-
-
-def _require_somebody(seconds: np.ndarray, total: np.ndarray, deadline: Real | None) -> None:
-    if total.all():
-        return
-    index = tuple(int(i) for i in np.argwhere(total == 0)[0])
-    where = f"round {index[0] if len(index) == 1 else index}" if index else "the round"
-    limit = "at all" if deadline is None else f"by the deadline of {deadline:g} s"
-    raise TimeoutError(
-        f"`wait` needs a message in every round; got none {limit} in {where}, where the first "
-        f"arrives after {seconds[index].min():g} s. Raise the deadline, or check the workers."
-    )
-
-
-def _checked_latency(call: str, latency: Any) -> Float[np.ndarray, "*steps workers"]:
-    seconds = np.asarray(latency)
-    if seconds.dtype.kind not in "iuf" or seconds.ndim == 0 or seconds.shape[-1] == 0:
-        raise ValueError(
-            f"`{call}` needs latencies in seconds of shape (..., workers); got {seconds.dtype} of "
-            f"shape {seconds.shape}. Draw them with a latency model, or give an array."
-        )
-    if not (seconds >= 0).all():
-        raise ValueError(
-            f"`{call}` needs latencies of at least 0; got {np.sum(~(seconds >= 0))} negative or "
-            "NaN. Use infinity for a message that never arrives."
-        )
-    return seconds.astype(float)
-
-
 def _two_speeds(call: str, fast: Any, slow: Any, chance: Any) -> tuple[float, float, float]:
-    fast = _seconds(call, "fast", fast)
-    slow = math.inf if slow == math.inf else _seconds(call, "slow", slow)
+    fast = seconds(call, "fast", fast)
+    slow = math.inf if slow == math.inf else seconds(call, "slow", slow)
     chance = real(call, "probability", chance, low=0, high=1, cure="Give a fraction of the steps.")
     return fast, slow, chance
-
-
-def _seconds(call: str, name: str, value: Any) -> float:
-    return real(call, name, value, low=0, high=math.inf, cure="Give seconds.")
-
-
-def _positive(call: str, name: str, value: Any) -> float:
-    tiny = np.finfo(float).tiny
-    return real(call, name, value, low=tiny, high=math.inf, cure="Give a positive number.")

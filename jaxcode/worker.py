@@ -37,6 +37,7 @@ class Worker:
     has_aux: bool
     trainable: Any
     wire_dtype: Any
+    normal_form: bool
 
     def scaled(self, *, padded: bool) -> Callable[..., Any]:
         """The loss and auxiliary outputs of a partition, times its share of the batch."""
@@ -54,13 +55,17 @@ class Worker:
         loss = self.scaled(padded=padded)
         args = (examples, share) if key is None else (examples, share, key)
         if self.method == "factors":
-            gradient = FactoredGradient(loss, has_aux=True, trainable=self.trainable)
-            (value, aux), grads = gradient(params, *args)
+            (value, aux), grads = self._factored(loss)(params, *args)
         else:
             call = Call.of(params, args, {}, self.trainable)
             (value, aux), leaves = call.value_and_grad(loss, has_aux=True)(*call.inputs)
             grads = call.full(leaves)
         return Payload(value, aux, grads)
+
+    def _factored(self, loss: Callable[..., Any]) -> FactoredGradient:
+        return FactoredGradient(
+            loss, has_aux=True, trainable=self.trainable, normal_form=self.normal_form
+        )
 
     def message(
         self, params: Any, part: Partitions, worker: Any, key: Any
@@ -94,11 +99,7 @@ class Worker:
         part = _one_partition(parts)
         args = (part.examples, part.share) if key is None else (part.examples, part.share, key)
         loss = self.scaled(padded=parts.padded)
-        rows = (
-            FactoredGradient(loss, has_aux=True, trainable=self.trainable)
-            .summary(params, *args)
-            .rows
-        )
+        rows = self._factored(loss).summary(params, *args).rows
         return rows if self.method == "factors" else tuple(map(_as_dense, rows))
 
 

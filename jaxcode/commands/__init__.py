@@ -1,0 +1,1 @@
+"""The commands of theory: describe, plan, simulate and plot."""
