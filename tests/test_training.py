@@ -113,8 +113,9 @@ def test_training_learns_and_reports_traffic():
     traffic = trainer.traffic(states[0].params)
     numbers = sum(leaf.size for leaf in jax.tree.leaves(states[0].params))
     assert traffic.dense == traffic.ye_abbe == 4 * (numbers + 1)  # and the loss
-    # Two blocks of twelve examples: 12 (24 + 64), 12 (64 + 64), 64 x 3 dense, and the vectors.
-    factors = 12 * (24 + 64) + 12 * (64 + 64) + 64 * 3 + 64 + 64 + 3
+    # Two blocks of twelve examples: 12 (24 + 64 - 12) in normal form and its 12 pivots,
+    # 12 (64 + 64) as factors, 64 x 3 dense, and the vectors.
+    factors = 12 * (24 + 64 - 12 + 1) + 12 * (64 + 64) + 64 * 3 + 64 + 64 + 3
     assert traffic.message == 4 * (factors + 1)
     assert 0 < traffic.lower_bound < traffic.message
 
