@@ -6,7 +6,6 @@ fragments means nothing. The pivots travel with each message, so the receiver se
 differs from the majority of its group counts as a straggler, and its group is decoded from others.
 """
 
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
