@@ -87,3 +87,9 @@ def test_check_keeps_the_features_as_they_are():
     features, labels = check(X.astype(np.float32), Y.astype(float))
     assert features.dtype == np.float32
     assert labels.dtype == np.int64
+
+
+def test_objects_are_refused_for_what_they_are(tmp_path):
+    path = saved(tmp_path, X, np.array([{}] * 50, dtype=object))
+    with pytest.raises(ValueError, match="holds Python objects, which only pickle reads"):
+        load(path)

@@ -127,6 +127,11 @@ def read_npz(path: str) -> tuple[Shaped[np.ndarray, "..."], Shaped[np.ndarray, "
         try:
             return archive["x"], archive["y"]
         except Exception as error:
+            if "allow_pickle" in str(error):
+                raise ValueError(
+                    f"`--data {path}`: holds Python objects, which only pickle reads, and that may "
+                    "run code: save x and y as arrays of numbers"
+                ) from error
             raise ValueError(f"`--data {path}`: is damaged: {_reason(error)}") from error
 
 

@@ -13,6 +13,9 @@ from jaxcode.train.schedule import TIMED
 from jaxcode.train.training import Record, Traffic, Trainer
 from jaxcode.train.verification import Difference, Differences
 
+# Columns of a terminal that the whole bar fits in.
+_WIDE = 90
+
 
 def size(count: float | int) -> str:
     """Format a number of bytes.
@@ -88,10 +91,9 @@ class Meter:
         if record is not None:
             answered = int(record.survivors.sum())
             self._received += answered * self._message
-            note = (
-                f"loss {record.loss:<9.3g} {answered}/{len(record.survivors)} answered, "
-                f"{size(self._received)}"
-            )
+            note = f"loss {record.loss:<9.3g}"
+            if self._progress.console.width >= _WIDE:  # else the bar and count have no room
+                note += f" {answered}/{len(record.survivors)} answered, {size(self._received)}"
             self._progress.update(self._task, note=note)
         self._progress.advance(self._task)
 
