@@ -1,5 +1,7 @@
 """Normal form: exact, as short as the lower bound, and never mixed with one of other pivots."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,12 @@ from jaxcode.lowrank import LowRank, NormalForm
 from jaxcode.normal import normal_form, normal_form_saves
 
 TOLERANCE = 1e-5
+PAIRS = jc.fractional_repetition(8, 2, num_fragments=2)  # two groups of four, two of which decode
+
+
+@jax.jit
+def there_and_back(P, Q):
+    return normal_form(LowRank(P, Q)).to_dense()
 
 
 def factor(kind, p, r, rng):
@@ -50,11 +58,11 @@ def test_the_matrix_comes_back(kind, sizes):
         rng = np.random.default_rng(seed)
         P = factor(kind, p, r, rng).astype(np.float32)
         Q = rng.normal(size=(q, r)).astype(np.float32)
-        form = normal_form(LowRank(jnp.asarray(P), jnp.asarray(Q)))
-        assert form.X.size + form.rows.size == r * (p + q - r)
-        assert form.pivots.shape == (r,)
-        worst = max(worst, relative(form.to_dense(), P.astype(float) @ Q.astype(float).T))
+        worst = max(worst, relative(there_and_back(P, Q), P.astype(float) @ Q.astype(float).T))
     assert worst < TOLERANCE
+    form = jax.eval_shape(lambda P, Q: normal_form(LowRank(P, Q)), P, Q)
+    assert form.X.size + form.rows.size == r * (p + q - r)
+    assert form.pivots.shape == (r,)
 
 
 def test_stacks_of_matrices():
@@ -149,8 +157,18 @@ def moved(messages, worker):
     return {"w": NormalForm(pivots, garbage, form.rows, form.place)}
 
 
+@functools.cache
+def messages_of(code):
+    return stacked(code)
+
+
 def decoded(messages, code, survivors, params, how):
-    weights = code.decoding_weights(survivors)
+    weights = jnp.asarray(code.decoding_weights(survivors), jnp.float32)
+    return _decode(messages, weights, params, code=code, how=how)
+
+
+@functools.partial(jax.jit, static_argnames=("code", "how"))
+def _decode(messages, weights, params, *, code, how):
     if how == "one device":
         return decode(messages, code, weights, like=params)["w"]
 
@@ -167,8 +185,8 @@ def decoded(messages, code, survivors, params, how):
 @pytest.mark.parametrize("how", ["one device", "a map"])
 @pytest.mark.parametrize("bad", [0, 2, 3, 7])
 def test_a_replica_of_other_pivots_is_a_straggler(how, bad):
-    code = jc.fractional_repetition(8, 2, num_fragments=2)
-    messages, params, want = stacked(code)
+    code = PAIRS
+    messages, params, want = messages_of(code)
     spoiled = moved(messages, bad)
     everybody = np.ones(8, bool)
     found = decoded(spoiled, code, everybody, params, how)
@@ -186,8 +204,8 @@ def test_a_replica_of_other_pivots_is_a_straggler(how, bad):
 
 @pytest.mark.parametrize("how", ["one device", "a map"])
 def test_too_few_that_agree_show(how):
-    code = jc.fractional_repetition(8, 2, num_fragments=2)
-    messages, params, _ = stacked(code)
+    code = PAIRS
+    messages, params, _ = messages_of(code)
     spoiled = moved(moved(moved(messages, 0), 1), 2)
     spoiled = {"w": NormalForm(
         spoiled["w"].pivots.at[1].set((spoiled["w"].pivots[1] + 5) % 24)
@@ -199,8 +217,8 @@ def test_too_few_that_agree_show(how):
 
 
 def test_weights_stay_as_they_were_where_replicas_agree():
-    code = jc.fractional_repetition(8, 2, num_fragments=2)
-    messages, _, _ = stacked(code)
+    code = PAIRS
+    messages, _, _ = messages_of(code)
     for survivors in (np.arange(8) != 3, np.arange(8) > 1):
         weights = jnp.asarray(code.decoding_weights(survivors), jnp.float32)
         decoder = Decoder(code, weights, np.arange(8), None)
