@@ -230,15 +230,16 @@ def _clusters(
     gone = int(np.isinf(recorded).sum())
     if gone:
         cut, means, counts = math.inf, [float(values.mean()), math.inf], [len(values), gone]
-        squares = float(((values - means[0]) ** 2).sum())
+        squares = [float(((values - means[0]) ** 2).sum()), 0.0]
     else:
         cut, means, counts, squares = _split(values)
-    width = math.sqrt(squares / len(values))
+    width = math.sqrt(sum(squares) / len(values))
     floor = max(width, _WIDTH)
     each = math.log(floor) + math.log(scale * math.sqrt(2 * math.pi)) + (width / floor) ** 2 / 2
     parameters, intervals = {}, {}
-    for name, mean, count in zip(("fast", "slow"), means, counts, strict=True):
-        margin = _Z * width / math.sqrt(count)
+    for name, mean, count, own in zip(("fast", "slow"), means, counts, squares, strict=True):
+        # One width decides the cut, but the slow often vary more; of few answers, none can say.
+        margin = _Z * max(width, math.sqrt(own / max(1, count - 1))) / math.sqrt(count)
         parameters[name] = mean * scale
         intervals[name] = (max(0.0, mean - margin) * scale, (mean + margin) * scale)
     return scaled >= cut, _Fitted(parameters, intervals, -len(values) * each, 3)
@@ -246,8 +247,8 @@ def _clusters(
 
 def _split(
     values: Float[np.ndarray, " answers"],
-) -> tuple[float, list[float], list[int], float]:
-    """Where to cut sorted values up to 1: the first slow one, means, counts, squares within."""
+) -> tuple[float, list[float], list[int], list[float]]:
+    """Where to cut sorted values up to 1: the first slow one; means, counts and squares of each."""
     if values[0] == values[-1]:
         raise _Unfit("seconds that differ")
     size = len(values)
@@ -262,7 +263,7 @@ def _split(
     score[np.diff(values) == 0] = -np.inf  # equal ones stay together
     best = int(score.argmax()) + 1
     parts = values[:best], values[best:]
-    squares = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
+    squares = [float(((part - part.mean()) ** 2).sum()) for part in parts]
     return float(values[best]), [float(x.mean()) for x in parts], [len(x) for x in parts], squares
 
 

@@ -64,13 +64,16 @@ class Ranking:
         of the training, so the expectation is infinite; unless a probability says how many of them
         are acceptable.
         """
+        limited = self.model.setting.deadline is not None
+        ends = 1.0 if self.probability is None else self.probability
+        if not limited and expected.probability < ends:  # the first K may never come, either
+            return math.inf
         if not candidate.exact:
             used = expected.there * candidate.task.need.least / candidate.num_workers
             return expected.seconds / used if used else math.inf
-        if self.model.setting.deadline is not None:
+        if limited:
             return expected.seconds / expected.probability if expected.probability else math.inf
-        ends = 1.0 if self.probability is None else self.probability
-        return expected.seconds if expected.probability >= ends else math.inf
+        return expected.seconds
 
 
 def break_even_redundancy(screened: list[Ranked]) -> float:

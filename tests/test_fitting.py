@@ -106,6 +106,19 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(model):
     assert min(covered.values()) < REPEATS  # nor are they surely right
 
 
+@pytest.mark.parametrize("model", ["bimodal", "markov"])
+def test_intervals_cover_where_the_slow_vary_more(model):
+    """As they do if each answer is off by so many per cent, whichever cluster it is in."""
+    covered = {"fast": 0, "slow": 0}
+    for seed in range(REPEATS):
+        off = 0.04 * np.random.default_rng([seed, 1]).normal(size=(40, 8))
+        found = fit(drawn(model, seed, (40, 8)) * (1 + off), model=model)
+        for name in covered:
+            low, high = found.intervals[name]
+            covered[name] += low <= TRUTH[model][name] <= high
+    assert min(covered.values()) >= 0.9 * REPEATS
+
+
 def test_more_steps_narrow_the_intervals():
     for model in TRUTH:
         name = list(TRUTH[model])[-1]

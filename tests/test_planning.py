@@ -215,6 +215,24 @@ def test_what_never_ends_is_ranked_by_how_often():
     assert found.best.probability > 0.999
 
 
+def test_dropping_the_slowest_may_wait_for_ever_too():
+    """The first 7 of 8 never come where two are gone: no answer to failures without a deadline."""
+    gone = {"pause": failures(100.0, 10.0, step=1.0)}
+    options = {"examples": 8, "seconds_per_example": 0.1, "bandwidth": 1e6}
+    found = plan(WEIGHT, num_workers=8, **options, **gone)
+    dropping = [row for row in found.rows if not row.exact]
+    simulated = simulate([row.design for row in dropping], WEIGHT, steps=2000, **options, **gone)
+    for row, steps in zip(dropping, simulated, strict=True):
+        assert row.seconds == math.inf
+        assert row.probability == pytest.approx(np.isfinite(steps.seconds).mean(), abs=0.03)
+    assert max(steps.mean for steps in simulated) == math.inf  # of 2,000, not all meet one
+    assert found.best.probability == max(row.probability for row in found.rows)
+    assert "set a deadline" in str(found)
+    # The control: with a deadline every step ends, and dropping the slowest is an answer again.
+    ending = plan(WEIGHT, num_workers=8, deadline=5.0, **options, **gone)
+    assert math.isfinite(min(row.seconds for row in ending.rows if not row.exact))
+
+
 def test_a_tail_too_heavy_for_a_mean_is_found():
     """At alpha 0.8 the largest of any number has no mean, the second largest has one."""
     found = plan(VECTOR, **EXACT, bandwidth=1e6, slowdown=pareto(0.8, 1.0))
