@@ -1,15 +1,14 @@
 """When messages are there: what workers take, and a master that takes one message at a time."""
 
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 
-def times(
-    seconds: Float[np.ndarray, " workers"], factors: Float[np.ndarray, "steps workers"] | None
-) -> Float[np.ndarray, "*steps workers"]:
-    """The product; on a worker that is gone, even nothing takes for ever.
+def times(seconds: Any, factors: Float[np.ndarray, "*steps workers"] | None) -> Any:
+    """The product, of one number or (workers,); on a worker that is gone even 0 takes for ever.
 
     Example:
         >>> times(np.array([0.0, 2.0]), np.array([[np.inf, 3.0]])).tolist()

@@ -46,6 +46,46 @@ def real(
     return number
 
 
+def code_sizes(
+    call: str, num_workers: Any, num_stragglers: Any, num_fragments: Any = 1
+) -> tuple[int, int, int]:
+    """n, s and m of a code, with s + m <= n.
+
+    Example:
+        >>> code_sizes("polynomial", 8, 2, 2)
+        (8, 2, 2)
+    """
+    n = integer(call, "num_workers", num_workers, 1, None, "Count the workers.")
+    m = integer(call, "num_fragments", num_fragments, 1, n, "Use fewer fragments.")
+    cure = "Use more workers, or tolerate fewer stragglers."
+    return n, integer(call, "num_stragglers", num_stragglers, 0, n - m, cure), m
+
+
+def as_array(value: Any) -> np.ndarray:
+    """`value` as an array; what is ragged, and so is none, as an empty one of objects.
+
+    Example:
+        >>> as_array([[1], [2, 3]])
+        array([], dtype=object)
+    """
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return np.empty(0, object)
+
+
+def first_line(error: Exception) -> str:
+    """Why a file cannot be read: an exception's first line, or its type where it has none.
+
+    Example:
+        >>> first_line(EOFError())
+        'EOFError'
+    """
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
 def fractions(
     call: str, name: str, values: Any, count: int, *, zeros: bool = False
 ) -> Float[np.ndarray, " {count}"]:
@@ -55,10 +95,7 @@ def fractions(
         >>> fractions("Code", "shares", [1, 3], 2)
         array([1., 3.])
     """
-    try:
-        array = np.asarray(values)
-    except ValueError:  # ragged
-        array = np.empty(0, object)
+    array = as_array(values)
     fits = array.shape == (count,) and array.dtype.kind in "iuf" and np.isfinite(array).all()
     if not (fits and (array >= 0).all() and (array.any() if zeros else array.all())):
         valid = "none negative and not all 0" if zeros else "all above 0"
@@ -76,10 +113,7 @@ def encoding(matrix: Any) -> Float[np.ndarray, "workers partitions fragments"]:
         >>> encoding([[1, 0], [0, 1]]).shape
         (2, 2, 1)
     """
-    try:
-        array = np.asarray(matrix)
-    except ValueError:
-        array = np.empty(0, object)
+    array = as_array(matrix)
     if array.ndim not in (2, 3) or 0 in array.shape or array.dtype.kind not in "biuf":
         raise ValueError(
             "`Code` needs a real encoding_matrix of shape (workers, partitions) or (workers, "

@@ -6,11 +6,12 @@ compiled. What a command needs is imported only when that command runs.
 
 import argparse
 import importlib
-import math
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
+
+from jaxcode.commands.converters import real, whole
 
 EXTRAS = ("matplotlib", "orbax", "rich", "sklearn")
 METHODS = ("factors", "dense")
@@ -186,34 +187,34 @@ def add_train_arguments(train: argparse.ArgumentParser) -> None:
 
 def _add_model_arguments(add: Callable[..., Any]) -> None:
     """Add the options that decide what is learnt."""
-    count = _integer(1, LARGEST_COUNT)
+    count = whole(1, LARGEST_COUNT)
     add("--data", metavar="FILE.npz", help="arrays x and y (default: scikit-learn's digits)")
     add(
         "--hidden",
-        type=_integer(1, 2**20),
+        type=whole(1, 2**20),
         nargs="+",
         metavar="WIDTH",
         help="hidden layers (default: 256 256)",
     )
-    add("--dropout", type=_real(0.0, 1.0, "[)"), metavar="RATE", help="default: 0")
-    add("--learning-rate", type=_real(0.0, 1e38, "()"), metavar="RATE", help="default: 0.001")
+    add("--dropout", type=real(0.0, 1.0), metavar="RATE", help="default: 0")
+    add("--learning-rate", type=real(0.0, 1e38, above=True), metavar="RATE", help="default: 0.001")
     add("--batch-size", type=count, metavar="EXAMPLES", help="default: 64")
     add("--steps", type=count, help="in all, those before a resume too (default: 200)")
-    add("--seed", type=_integer(0, 2**32 - 1), help="default: 0")
+    add("--seed", type=whole(0, 2**32 - 1), help="default: 0")
 
 
 def _add_code_arguments(add: Callable[..., Any]) -> None:
     """Add the options that decide who computes and sends what, and who is missing."""
-    add("--workers", type=_integer(1, MAX_WORKERS), metavar="N", help="default: 8")
+    add("--workers", type=whole(1, MAX_WORKERS), metavar="N", help="default: 8")
     add(
         "--stragglers",
-        type=_integer(0, MAX_WORKERS),
+        type=whole(0, MAX_WORKERS),
         metavar="S",
         help="workers missing at each step (default: 1)",
     )
     add(
         "--fragments",
-        type=_integer(1, MAX_WORKERS),
+        type=whole(1, MAX_WORKERS),
         metavar="M",
         help="a message is 1/M of the payload; needs N >= S + M (default: 1)",
     )
@@ -236,7 +237,7 @@ def _add_result_arguments(add: Callable[..., Any]) -> None:
     )
     add(
         "--checkpoint-every",
-        type=_integer(1, LARGEST_COUNT),
+        type=whole(1, LARGEST_COUNT),
         metavar="STEPS",
         help="default: at the end and on Ctrl-C",
     )
@@ -263,37 +264,3 @@ def _train(args: argparse.Namespace) -> int:
         return stopped.code
     except OSError as error:
         return fail(error, code=1)
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    """Return a converter to integers in [low, high]."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(
-                f"needs a whole number from {low} to {high}; got {text!r}"
-            )
-        return value
-
-    return convert
-
-
-def _real(low: float, high: float, ends: str) -> Callable[[str], float]:
-    """Return a converter to numbers in [low, high) or, with ends "()", in (low, high)."""
-
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        inside = low <= value < high if ends[0] == "[" else low < value < high
-        if not inside:
-            span = f"{'of at least' if ends[0] == '[' else 'above'} {low:g} and below {high:g}"
-            raise argparse.ArgumentTypeError(f"needs a number {span}; got {text!r}")
-        return value
-
-    return convert

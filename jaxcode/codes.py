@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Float, Shaped
 
 from jaxcode.approximate import bernoulli, expander, graph_code
-from jaxcode.checks import fractions, integer
+from jaxcode.checks import code_sizes, fractions, integer
 from jaxcode.code import Code
 from jaxcode.cyclic import cyclic_mds, cyclic_repetition
 from jaxcode.placement import general_placement, polynomial
@@ -99,10 +99,8 @@ def fractional_repetition(num_workers: int, num_stragglers: int, *, num_fragment
         "Communication-efficient gradient coding for straggler mitigation in distributed learning",
         2020 (groups with fragments).
     """
-    call, cure = "fractional_repetition", "Use more workers, or tolerate fewer stragglers."
-    n = integer(call, "num_workers", num_workers, 1, None, "Count the workers.")
-    m = integer(call, "num_fragments", num_fragments, 1, n, "Use fewer fragments.")
-    s = integer(call, "num_stragglers", num_stragglers, 0, n - m, cure)
+    call = "fractional_repetition"
+    n, s, m = code_sizes(call, num_workers, num_stragglers, num_fragments)
     k = n // (s + m)
     small, larger = divmod(n, k)  # the first `larger` groups have one worker more
     sizes = np.repeat([small + 1, small], [larger, k - larger])
@@ -146,11 +144,10 @@ def heterogeneous(
         Wang et al., "Heterogeneity-aware gradient coding for straggler tolerance", 2019, has the
         idea for sum codes.
     """
-    call, cure = "heterogeneous", "Use more workers, or tolerate fewer stragglers."
+    call = "heterogeneous"
     n = integer(call, "the number of speeds", np.size(speeds), 1, None, "Give one a worker.")
     speeds = fractions(call, "speeds", speeds, n)
-    m = integer(call, "num_fragments", num_fragments, 1, n, "Use fewer fragments.")
-    s = integer(call, "num_stragglers", num_stragglers, 0, n - m, cure)
+    _, s, m = code_sizes(call, n, num_stragglers, num_fragments)
     order = np.argsort(-speeds, kind="stable")
     sizes = _groups_of_like_speed(speeds[order], s + m)
     slowest = speeds[order][np.cumsum(sizes) - 1]

@@ -7,7 +7,7 @@ factors, and worst-case rounding grows with n and s.
 
 import numpy as np
 
-from jaxcode.checks import integer
+from jaxcode.checks import code_sizes, integer
 from jaxcode.code import Code
 from jaxcode.conditioning import warn_if_lossy
 
@@ -56,7 +56,7 @@ def cyclic_repetition(
         Tandon, Lei, Dimakis and Karampatziakis, "Gradient coding", 2017, Algorithm 2.
     """
     call = "cyclic_repetition"
-    n, s = _sizes(call, num_workers, num_stragglers)
+    n, s, _ = code_sizes(call, num_workers, num_stragglers)
     seed = integer(call, "seed", seed, 0, None, "Give an integer.")
     draws = integer(call, "num_draws", num_draws, 1, None, "Draw once or more.")
     rng = np.random.default_rng(seed)
@@ -122,7 +122,7 @@ def cyclic_mds(num_workers: int, num_stragglers: int) -> Code:
         graphs", 2020, for odd n - s.
     """
     call = "cyclic_mds"
-    n, s = _sizes(call, num_workers, num_stragglers)
+    n, s, _ = code_sizes(call, num_workers, num_stragglers)
     even = (n - s) % 2 == 0
     angle = 2 * np.pi * (np.arange(n) + (0.5 if even and n % 2 == 0 else 0.0)) / n
     held = (np.arange(n)[:, None] + np.arange(s + 1)) % n
@@ -140,9 +140,3 @@ def cyclic_mds(num_workers: int, num_stragglers: int) -> Code:
         call, code.float32_error, "Use fractional_repetition, which computes as much, or s <= 4."
     )
     return code
-
-
-def _sizes(call: str, num_workers: int, num_stragglers: int) -> tuple[int, int]:
-    n = integer(call, "num_workers", num_workers, 1, None, "Count the workers.")
-    cure = "Use more workers, or tolerate fewer stragglers."
-    return n, integer(call, "num_stragglers", num_stragglers, 0, n - 1, cure)

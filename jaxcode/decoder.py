@@ -24,11 +24,9 @@ class Decoder:
 
     def __init__(self, code: Code, weights: Any, workers: Any, axis_name: Any):
         """Prepare for ``weights`` (m, n) and the ``workers`` whose messages are on this device."""
-        self.code = self._code = code
-        self.workers = workers
+        self.code, self.workers = code, workers
         self._axis = axis_name
         self._spread = axis_name is not None
-        self._workers = workers
         self.weights = widen(jnp.asarray(weights))
         if code.block is not None:
             self.scale, self.recovered = self._blocks()
@@ -39,7 +37,7 @@ class Decoder:
         ``D B`` restricted to a block is ``c I`` if its payload comes back c times: c is 1 or, for
         the mean over recovered examples, more. Fewer answers than fragments give no multiple of I.
         """
-        code = self._code
+        code = self.code
         m = code.num_fragments
         per_worker = jnp.einsum(
             "jn,nl->njl",
@@ -65,21 +63,21 @@ class Decoder:
         """
         weights = self.weights
         if drop:
-            weights = jnp.where(self.recovered[self._code.block][None], weights, 0)
-        weights = weights[:, self._workers]
+            weights = jnp.where(self.recovered[self.code.block][None], weights, 0)
+        weights = weights[:, self.workers]
         terms = _sum_terms(lambda i: _term(weights[:, i], message[i]), len(message))
         return join(self._reduce(terms), shape)
 
     def blocks(self, message: Array, shape: tuple[int, ...], *, scaled: bool) -> Array:
         """Decode each block's payload by itself: (k, *shape), zeros where it is not recovered."""
         undo = jnp.ones_like(self.scale) if scaled else jnp.where(self.recovered, self.scale, 1)
-        factor = jnp.where(self.recovered, 1 / undo, 0)[self._code.block][None]
+        factor = jnp.where(self.recovered, 1 / undo, 0)[self.code.block][None]
         weights = jnp.where(factor != 0, self.weights * factor, 0)
         return jax.vmap(lambda part: join(part, shape))(self._per_block(message, weights))
 
     def first(self, integers: Array) -> Array:
         """Each block's integers, from its first worker that counts: (k, ...)."""
-        n, k, block = self._code.num_workers, self._code.num_partitions, self._code.block
+        n, k, block = self.code.num_workers, self.code.num_partitions, self.code.block
         counts = jnp.any(self.weights != 0, axis=0)
         first = jax.ops.segment_min(jnp.where(counts, jnp.arange(n), n), jnp.asarray(block), k)
         chosen = (first[block] == jnp.arange(n)).astype(integers.dtype)
@@ -89,8 +87,8 @@ class Decoder:
         """One unsigned integer a worker, (workers here,), as those of all n workers."""
         if not self._spread:
             return values
-        everywhere = jnp.zeros(self._code.num_workers, values.dtype)
-        return self._reduce(everywhere.at[self._workers].set(values))
+        everywhere = jnp.zeros(self.code.num_workers, values.dtype)
+        return self._reduce(everywhere.at[self.workers].set(values))
 
     def sum_by_block(self, integers: Array, weights: Array) -> Array:
         """Weighted sums (k, ...) of integers over each block's workers, from weights (n,)."""
@@ -98,7 +96,7 @@ class Decoder:
 
     def _per_block(self, message: Array, weights: Array) -> Array:
         """Weighted sums over each block's workers: (k, m, ...), from weights (m, n)."""
-        code = self._code
+        code = self.code
         if not self._spread:
             groups = members(code)
             weights = jnp.pad(weights, ((0, 0), (0, 1)))  # a missing member counts for nothing
@@ -109,9 +107,9 @@ class Decoder:
 
             return _sum_terms(term, groups.shape[1])
         own = (
-            jnp.asarray(code.block)[None, self._workers] == jnp.arange(code.num_partitions)[:, None]
+            jnp.asarray(code.block)[None, self.workers] == jnp.arange(code.num_partitions)[:, None]
         )
-        weights = jnp.where(own[:, None], weights[None, :, self._workers], 0)
+        weights = jnp.where(own[:, None], weights[None, :, self.workers], 0)
         terms = _sum_terms(lambda i: _term(weights[..., i], message[i]), len(message))
         return self._reduce(terms)
 

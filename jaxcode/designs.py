@@ -7,10 +7,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxcode.checks import integer
+from jaxcode.checks import as_array, integer
 from jaxcode.code import Code
-from jaxcode.seconds import Latency, positive, seconds
+from jaxcode.load import normal_form_numbers, rank_numbers
+from jaxcode.seconds import Latency, draw, positive, seconds
 from jaxcode.shapes import Leaf, leaf_shapes
+from jaxcode.solve import groups_by_size
 
 Method = Literal["dense", "factors", "power_sgd"]
 Form = Literal["dense", "factors", "normal form", "rank"]
@@ -113,6 +115,16 @@ class Conditions(NamedTuple):
     network: Latency | None
     deadline: float | None
 
+    def draws(
+        self, call: str, shape: tuple[int, ...], seed: int
+    ) -> dict[str, Float[np.ndarray, "*steps workers"] | None]:
+        """What each model draws, from a stream of its own; None where there is no model."""
+        drawn: dict[str, np.ndarray | None] = {}
+        for index, name in enumerate(("slowdown", "pause", "network")):
+            model, rng = getattr(self, name), np.random.default_rng([seed, index])
+            drawn[name] = None if model is None else draw(call, name, model, rng, shape)
+        return drawn
+
     def rows(self, share: float) -> int:
         """Rows of a partition that is this share of the batch: its examples times positions."""
         return math.ceil(self.examples * share - 1e-9) * self.positions
@@ -144,10 +156,7 @@ def conditions(call: str, params: Any, **options: Any) -> Conditions:
 
 def _per_worker(call: str, name: str, options: dict[str, Any], cure: str) -> np.ndarray:
     value = options[name]
-    try:
-        array = np.asarray(value)
-    except ValueError:  # ragged
-        array = np.empty((1, 1), object)
+    array = as_array(value)
     if array.ndim == 0:
         infinite = name == "bandwidth" and value == math.inf
         return np.asarray(math.inf if infinite else seconds(call, name, value))
@@ -179,16 +188,13 @@ def message(
 def _form(leaf: Leaf, method: Method, rows: int, rank: int) -> tuple[int, Form]:
     """Numbers of a leaf, and the form it is sent in."""
     if method == "power_sgd":
-        lossy = rank * sum(leaf.matrix)
+        lossy = rank_numbers(leaf, rank)
         return (
             (lossy, "rank") if len(leaf.shape) > 1 and lossy < leaf.size else (leaf.size, "dense")
         )
     if method == "dense" or len(leaf.shape) != 2:
         return leaf.size, "dense"
-    both = sum(leaf.shape)
-    factors = rows * both
-    rho = min(rows, *leaf.shape)
-    normal = rho * (both - rho)
+    factors, normal = rank_numbers(leaf, rows), normal_form_numbers(leaf, rows)
     if normal < _NORMAL_FORM * min(factors, leaf.size):
         return normal, "normal form"
     return (factors, "factors") if factors < leaf.size else (leaf.size, "dense")
@@ -199,7 +205,4 @@ def groups(code: Code) -> list[Int[np.ndarray, "groups members"]]:
     block = code.block
     if block is None:
         raise ValueError(f"`groups` needs a block code; got {code!r}. Use fractional_repetition.")
-    members = np.argsort(block, kind="stable")
-    sizes = np.bincount(block, minlength=code.num_partitions)
-    starts = np.cumsum(sizes) - sizes
-    return [members[starts[sizes == size][:, None] + np.arange(size)] for size in np.unique(sizes)]
+    return [members for _, members in groups_by_size(block)]

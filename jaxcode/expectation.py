@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from jaxcode.arrivals import times
 from jaxcode.designs import Conditions
-from jaxcode.seconds import draw
 
 # Of workers' seconds: for ranking everything, and for the few that are shown.
 SCREENED = 2**14
@@ -130,16 +130,11 @@ class StepModel:
         self.whole: list[np.ndarray | None] = []
         self.sample: list[np.ndarray | None] = []
         self.medians: dict[str, np.ndarray] = {}
-        for index, name in enumerate(("slowdown", "pause", "network")):
-            model, rng = getattr(setting, name), np.random.default_rng([seed, index])
-            if model is None:
-                self.whole.append(None)
-                self.sample.append(None)
-                continue
-            drawn = draw(call, name, model, rng, shape)
-            self.medians[name] = np.median(drawn.reshape(-1, num_workers), axis=0)
-            self.whole.append(drawn.reshape(-1))
-            self.sample.append(drawn.reshape(-1)[pick])
+        for name, drawn in setting.draws(call, shape, seed).items():
+            if drawn is not None:
+                self.medians[name] = np.median(drawn.reshape(-1, num_workers), axis=0)
+            self.whole.append(None if drawn is None else drawn.reshape(-1))
+            self.sample.append(None if drawn is None else drawn.reshape(-1)[pick])
         self._seen: dict[Any, np.ndarray] = {}
 
     def expect(
@@ -150,19 +145,19 @@ class StepModel:
         arriving = self._times(task, task.message_bytes / bandwidth, whole=whole)
         weights = self._weights(task.need, len(arriving))
         each = task.message_bytes / self.setting.master_bandwidth
-        times = through_queue(arriving, weights, self.n, each) if each else arriving
+        through = through_queue(arriving, weights, self.n, each) if each else arriving
         decode = task.used * task.message_bytes / self.setting.decode_rate
         deadline = self.setting.deadline
-        in_time = np.isfinite(times) if deadline is None else times <= deadline
+        in_time = np.isfinite(through) if deadline is None else through <= deadline
         probability = float(weights[in_time].sum())
         if probability > 1 - _NEVER:
             probability = 1.0
         share = float(in_time.mean())
         there = arrivals(task.need, share) if probability < 1 else 1.0
         if deadline is not None:
-            seconds = _mean(weights, np.minimum(times, deadline))
+            seconds = _mean(weights, np.minimum(through, deadline))
         elif probability:
-            seconds = _mean(weights[in_time], times[in_time]) / probability
+            seconds = _mean(weights[in_time], through[in_time]) / probability
             if whole and tail_index(arriving[in_time]) * task.need.late <= 1:
                 seconds = math.inf
         else:
@@ -178,12 +173,12 @@ class StepModel:
         base = self._seen.get(computing) if not whole else None
         if base is None:
             pauses = 0.0 if pause is None else pause
-            base = np.atleast_1d(_product(computing, slowdown) + pauses)
+            base = np.atleast_1d(times(computing, slowdown) + pauses)
             base = np.sort(base) if network is None else base
             if not whole:
                 self._seen[computing] = base
-        times = base + _product(transfer, network)
-        return times if network is None else np.sort(times)
+        arriving = base + times(transfer, network)
+        return arriving if network is None else np.sort(arriving)
 
     def _weights(self, need: Need, size: int) -> Float[np.ndarray, " {size}"]:
         if size > SCREENED:  # each is used once or twice, and large
@@ -273,10 +268,3 @@ def tail_index(times: Float[np.ndarray, " sample"]) -> float:
 def _mean(weights: Float[np.ndarray, " sample"], values: np.ndarray) -> float:
     # Not BLAS: its threads take turns with those of other processes, for a dot product.
     return float((weights * values).sum())
-
-
-def _product(seconds: float, factors: np.ndarray | None) -> Any:
-    """The product; on a worker that is gone, even nothing takes for ever."""
-    if factors is None:
-        return seconds
-    return np.where(np.isinf(factors), np.inf, seconds * np.where(np.isinf(factors), 0.0, factors))

@@ -128,15 +128,35 @@ def communication_load(
 def _numbers(code: Code, leaf: Leaf, method: Method, rows: int | None, rank: int) -> float:
     m, size = code.num_fragments, leaf.size
     if method == "power_sgd":
-        return float(min(size, rank * sum(leaf.matrix)) if len(leaf.shape) > 1 else size)
+        return float(min(size, rank_numbers(leaf, rank)) if len(leaf.shape) > 1 else size)
     if method == "ye_abbe":
         return size / (int(code.replication.min()) - code.num_stragglers)
     if method == "dense" or len(leaf.shape) != 2 or rows is None:
         return size / m
     if method == "factors":
-        return min(size, rows * sum(leaf.shape)) / m
-    rho = min(rows, *leaf.shape)
-    return rho * (sum(leaf.shape) - rho) / m
+        return min(size, rank_numbers(leaf, rows)) / m
+    return normal_form_numbers(leaf, rows) / m
+
+
+def rank_numbers(leaf: Leaf, rank: int) -> int:
+    """Numbers of a leaf, seen as a matrix, in factors of this rank: `rank (p + q)`.
+
+    Example:
+        >>> rank_numbers(Leaf((30, 20), 4), 3)
+        150
+    """
+    return rank * sum(leaf.matrix)
+
+
+def normal_form_numbers(leaf: Leaf, rank: int) -> int:
+    """Numbers of a leaf, seen as a matrix, in normal form: `rho (p + q - rho)`, at most p q.
+
+    Example:
+        >>> normal_form_numbers(Leaf((30, 20), 4), 3), normal_form_numbers(Leaf((30, 20), 4), 99)
+        (141, 600)
+    """
+    rho = min(rank, *leaf.matrix)
+    return rho * (sum(leaf.matrix) - rho)
 
 
 def _bounds(code: Code, leaves: dict[str, Leaf], rows: int | None) -> dict[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
-from jaxcode.checks import integer
+from jaxcode.checks import as_array, code_sizes, integer
 from jaxcode.code import Code
 from jaxcode.conditioning import TOLERABLE, warn_if_lossy
 
@@ -64,7 +64,7 @@ def polynomial(
         Ye and Abbe, "Communication-computation efficient gradient coding", 2018, section III.
     """
     call = "polynomial"
-    n, s, m = _sizes(call, num_workers, num_stragglers, num_fragments)
+    n, s, m = code_sizes(call, num_workers, num_stragglers, num_fragments)
     code = Code(_unit_rows(_polynomial_values(n, s + m, m)), s, call)
     error = code.float32_error
     better = "Use fractional_repetition, which computes and sends as much"
@@ -149,7 +149,7 @@ def general_placement(
     """
     call = "general_placement"
     held = _held(call, assignment)
-    n, s, m = _sizes(call, len(held), num_stragglers, num_fragments)
+    n, s, m = code_sizes(call, len(held), num_stragglers, num_fragments)
     Code(held, 0)  # every worker holds a partition, and every partition is held
     if held.sum(0).min() < s + m:
         raise ValueError(
@@ -191,10 +191,7 @@ def _unit_rows(B: np.ndarray) -> np.ndarray:
 
 
 def _held(call: str, assignment: Any) -> Bool[np.ndarray, "workers partitions"]:
-    try:
-        array = np.asarray(assignment)
-    except ValueError:  # lists of several lengths
-        array = np.empty(0, object)
+    array = as_array(assignment)
     if array.dtype == bool and array.ndim == 2 and array.size:
         return array
     try:
@@ -218,10 +215,3 @@ def _held(call: str, assignment: Any) -> Bool[np.ndarray, "workers partitions"]:
     for worker, row in zip(held, rows, strict=True):
         worker[row] = True
     return held
-
-
-def _sizes(call: str, num_workers: int, stragglers: int, fragments: int) -> tuple[int, int, int]:
-    n = integer(call, "num_workers", num_workers, 1, None, "Count the workers.")
-    m = integer(call, "num_fragments", fragments, 1, n, "Use fewer fragments.")
-    cure = "Use more workers, tolerate fewer stragglers, or use fewer fragments."
-    return n, integer(call, "num_stragglers", stragglers, 0, n - m, cure), m

@@ -8,7 +8,8 @@ from jaxtyping import Bool, Float
 
 from jaxcode.bounds import lower_bound
 from jaxcode.code import Code
-from jaxcode.load import Method, communication_load
+from jaxcode.load import Method, communication_load, normal_form_numbers
+from jaxcode.shapes import ITEMSIZE, Leaf
 from jaxcode.simulation import Simulation
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
@@ -215,11 +216,12 @@ def load_against_tolerance(
         ('d, copies of the batch computed', 's, stragglers tolerated')
     """
     p, q = shape
-    rho = min(p, q) if rank is None else min(rank, p, q)
+    rank = None if rank is None else min(rank, p, q)
+    numbers = normal_form_numbers(Leaf(shape, ITEMSIZE), rank or min(p, q))
     copies, stragglers = np.arange(1, num_workers + 1), np.arange(num_workers)
     fragments = copies - stragglers[:, None]
     share = np.full(fragments.shape, np.nan)
-    np.divide(rho * (p + q - rho) / (p * q), fragments, out=share, where=fragments > 0)
+    np.divide(numbers / (p * q), fragments, out=share, where=fragments > 0)
     image = ax.imshow(share, origin="lower", cmap="Greys", vmin=0, vmax=np.nanmax(share) * 1.3)
     if num_workers <= 12:
         for (s, d), value in np.ndenumerate(share):
@@ -231,7 +233,7 @@ def load_against_tolerance(
     ax.set_yticks(stragglers[::step])
     ax.set_xlabel("d, copies of the batch computed")
     ax.set_ylabel("s, stragglers tolerated")
-    title = "full rank (Ye-Abbe)" if rank is None else f"rank {rho} (normal form)"
+    title = "full rank (Ye-Abbe)" if rank is None else f"rank {rank} (normal form)"
     ax.set_title(f"load as a share of the {p} x {q} gradient, {title}", fontsize="medium")
     ax.figure.colorbar(image, ax=ax, label="numbers sent / p q")
     return ax

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from jaxcode.checks import real
+from jaxcode.checks import as_array, first_line, real
 
 Real = float | int
 # Seconds until each worker's message, of the shape asked for. Its annotations are loose because it
@@ -52,10 +52,7 @@ def latencies(call: str, value: Any) -> Float[np.ndarray, "*steps workers"]:
         >>> latencies("wait", [1, 2])
         array([1., 2.])
     """
-    try:
-        array = np.asarray(value)
-    except ValueError:  # ragged
-        array = np.empty(0, object)
+    array = as_array(value)
     if array.dtype.kind not in "iuf" or array.ndim == 0 or array.shape[-1] == 0:
         raise ValueError(
             f"`{call}` needs latencies in seconds of shape (..., workers); got {array.dtype} of "
@@ -121,11 +118,9 @@ def _stored(call: str, path: str) -> Any:
     try:
         return reader(path)
     except _UNREADABLE as error:
-        reason = "it does not exist" if isinstance(error, FileNotFoundError) else error
-        reason = (str(reason).splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"`{call}` needs a file of seconds, one row a step and one column a worker; cannot "
-            f"read {path!r}: {reason.rstrip('.')}. Mend the file."
+            f"read {path!r}: {first_line(error).rstrip('.')}. Mend the file."
         ) from error
 
 

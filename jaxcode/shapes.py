@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxcode.checks import first_line
+
 # Bytes of a number where nothing says its type: float32.
 ITEMSIZE = 4
 # Up to here a count is exact in float64.
@@ -159,11 +161,9 @@ def _stored(path: str, call: str) -> Iterator[tuple[str, Leaf]]:
         with zipfile.ZipFile(path) as archive:
             headers = {entry: _header(archive, entry) for entry in archive.namelist()}
     except _UNREADABLE as error:
-        reason = "it does not exist" if isinstance(error, FileNotFoundError) else error
         raise ValueError(
-            f"`{call}` needs an .npz file of arrays; cannot read {path!r}: "
-            f"{str(reason).splitlines()[0] if str(reason) else type(error).__name__}. Save the "
-            "parameters with numpy.savez."
+            f"`{call}` needs an .npz file of arrays; cannot read {path!r}: {first_line(error)}. "
+            "Save the parameters with numpy.savez."
         ) from error
     for entry, (shape, dtype) in headers.items():
         name = entry.removesuffix(".npy")

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Shaped
 from jaxcode.arrivals import smallest, through_master, times
 from jaxcode.checks import integer
 from jaxcode.designs import Conditions, Design, conditions, groups, message
-from jaxcode.seconds import Latency, Real, draw
+from jaxcode.seconds import Latency, Real
 
 PARTS = ("compute", "straggling", "transfer", "queue", "decode")
 # Steps are worked on in chunks of about so many latencies, and drawn all at once.
@@ -312,10 +312,7 @@ def _checked_designs(designs: Any) -> list[Design]:
 
 def _drawn(setting: Conditions, shape: tuple[int, int], seed: int) -> list[np.ndarray | None]:
     """What each model draws, each from a stream of its own, and lots for the master's queue."""
-    drawn: list[np.ndarray | None] = []
-    for index, name in enumerate(("slowdown", "pause", "network")):
-        model, rng = getattr(setting, name), np.random.default_rng([seed, index])
-        drawn.append(None if model is None else draw("simulate", name, model, rng, shape))
+    drawn = list(setting.draws("simulate", shape, seed).values())
     queued = math.isfinite(setting.master_bandwidth)
     drawn.append(np.random.default_rng([seed, 3]).random(shape, np.float32) if queued else None)
     return drawn

@@ -118,22 +118,39 @@ class Kind:
         return self._judged(weights)
 
 
+def groups_by_size(
+    block: Int[np.ndarray, " workers"],
+) -> list[tuple[Int[np.ndarray, " groups"], Int[np.ndarray, "groups members"]]]:
+    """For each size of group, the groups (partitions) of that size and their workers.
+
+    Example:
+        >>> [(parts.tolist(), members.tolist()) for parts, members in groups_by_size(
+        ...     np.array([1, 0, 1, 0, 1]))]
+        [([0], [[1, 3]]), ([1], [[0, 2, 4]])]
+    """
+    by_group = np.argsort(block, kind="stable")
+    sizes = np.bincount(block)
+    starts = np.cumsum(sizes) - sizes
+    found = []
+    for size in np.unique(sizes):
+        parts = np.flatnonzero(sizes == size)
+        found.append((parts, by_group[starts[parts][:, None] + np.arange(size)]))
+    return found
+
+
 def kinds_of_groups(
     block: Int[np.ndarray, " workers"], coefficients: Float[np.ndarray, "workers fragments"]
 ) -> list[Kind]:
     """The groups of a block code, those of equal coefficients together."""
     kinds = []
-    by_group = np.argsort(block, kind="stable")
-    sizes = np.bincount(block)
-    starts = np.cumsum(sizes) - sizes
-    for size in np.unique(sizes):
-        parts = np.flatnonzero(sizes == size)
-        members = by_group[starts[parts][:, None] + np.arange(size)]
+    for parts, members in groups_by_size(block):
         flat = coefficients[members].reshape(len(parts), -1)
         matrices, which = np.unique(flat, axis=0, return_inverse=True)
         for index, matrix in enumerate(matrices):
             same = which.reshape(-1) == index
-            kinds.append(Kind(members[same], parts[same, None], matrix.reshape(size, 1, -1)))
+            kinds.append(
+                Kind(members[same], parts[same, None], matrix.reshape(members.shape[1], 1, -1))
+            )
     return kinds
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxcode import codes, stragglers
 from jaxcode.code import Code
+from jaxcode.commands.converters import real, whole
 from jaxcode.designs import METHODS, Design
 from jaxcode.seconds import Latency
 from jaxcode.shapes import Leaf, leaf_shapes
@@ -21,6 +22,8 @@ CODES = (
     "uncoded", "fractional_repetition", "heterogeneous", "cyclic_repetition", "cyclic_mds",
     "polynomial", *APPROXIMATE,
 )  # fmt: skip
+# What is trained where no option says so.
+LAYERS = (784, 1024, 1024, 10)
 MODELS = ("shifted_exponential", "pareto", "bimodal", "markov", "failures", "trace")
 
 DESIGN_HELP = "CODE[:S[:M]][/METHOD][@K]: uncoded, fractional_repetition:1:2/factors, uncoded@7"
@@ -163,44 +166,26 @@ def converted(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
-def number(low: float | int, *, whole: bool = False, above: bool = False) -> Callable[[str], Any]:
-    """A parser of numbers of at least `low`, or above it; infinity only as "inf"."""
-
-    def parse(text: str) -> Any:
-        try:
-            value = int(text) if whole else float(text)
-        except ValueError:
-            value = math.nan
-        if not (value > low if above else value >= low):
-            kind = "whole number" if whole else "number"
-            raise ValueError(
-                f"needs a {kind} {'above' if above else 'of at least'} {low:g}; got {text!r}"
-            )
-        return value
-
-    return converted(parse)
-
-
-def add_parameters(add: Callable[..., Any], *, default: str) -> None:
+def add_parameters(add: Callable[..., Any]) -> None:
     """Options that say what is trained; `parameters` reads them."""
     add(
         "--layers",
-        type=number(1, whole=True),
+        type=whole(1),
         nargs="+",
         metavar="WIDTH",
-        help=f"a perceptron of these widths, with biases (default: {default})",
+        help=f"a perceptron of these widths, with biases (default: {' '.join(map(str, LAYERS))})",
     )
     add("--params", metavar="FILE.npz", help="the arrays of a model; only their shapes are read")
     add(
         "--shape",
-        type=number(1, whole=True),
+        type=whole(1),
         nargs=2,
         metavar=("P", "Q"),
         help="a single P x Q weight",
     )
 
 
-def parameters(args: argparse.Namespace, default: list[int]) -> dict[str, Leaf]:
+def parameters(args: argparse.Namespace) -> dict[str, Leaf]:
     """The leaves that the options name.
 
     Raises:
@@ -208,8 +193,8 @@ def parameters(args: argparse.Namespace, default: list[int]) -> dict[str, Leaf]:
 
     Example:
         >>> none = argparse.Namespace(layers=None, params=None, shape=None)
-        >>> [leaf.shape for leaf in parameters(none, [5, 3]).values()]
-        [(5, 3), (3,)]
+        >>> [leaf.shape for leaf in parameters(none).values()][:2]
+        [(784, 1024), (1024,)]
     """
     given = [name for name in ("layers", "params", "shape") if getattr(args, name) is not None]
     if len(given) > 1:
@@ -220,7 +205,7 @@ def parameters(args: argparse.Namespace, default: list[int]) -> dict[str, Leaf]:
         return leaf_shapes(args.params, call="--params")
     if args.shape is not None:
         return leaf_shapes({"weight": tuple(args.shape)})
-    widths = args.layers or default
+    widths = args.layers or LAYERS
     if len(widths) < 2:
         raise ValueError(f"--layers needs two widths or more; got {widths}")
     layers = enumerate(zip(widths[:-1], widths[1:], strict=True))
@@ -229,17 +214,17 @@ def parameters(args: argparse.Namespace, default: list[int]) -> dict[str, Leaf]:
 
 def add_conditions(add: Callable[..., Any]) -> None:
     """Options that say under which conditions; `conditions_of` reads them."""
-    positive = number(0, above=True)
-    add("--examples", type=number(1, whole=True), default=256, help="of a batch (default: 256)")
+    positive = real(0.0, above=True)
+    add("--examples", type=whole(1), default=256, help="of a batch (default: 256)")
     add(
         "--positions",
-        type=number(1, whole=True),
+        type=whole(1),
         default=1,
         help="rows of a layer's input per example, such as tokens (default: 1)",
     )
     add(
         "--seconds-per-example",
-        type=number(0),
+        type=real(0.0),
         default=0.01,
         metavar="SECONDS",
         help="a worker's computing (default: 0.01)",
@@ -263,7 +248,7 @@ def add_conditions(add: Callable[..., Any]) -> None:
     add("--pause", type=latency, metavar="MODEL", help="adds seconds, however little is computed")
     add("--network", type=latency, metavar="MODEL", help="multiplies a message's seconds")
     add("--deadline", type=positive, metavar="SECONDS", help="after which a step goes on")
-    add("--seed", type=number(0, whole=True), default=0, help="of what is drawn (default: 0)")
+    add("--seed", type=whole(0), default=0, help="of what is drawn (default: 0)")
 
 
 def conditions_of(args: argparse.Namespace) -> dict[str, Any]:

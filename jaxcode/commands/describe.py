@@ -14,11 +14,12 @@ from jaxcode.commands.arguments import (
     CODES,
     add_parameters,
     make_code,
-    number,
     parameters,
 )
+from jaxcode.commands.converters import real, whole
 from jaxcode.commands.output import Table, add_output, save, show
 from jaxcode.load import communication_load
+from jaxcode.plot import load_against_rank
 from jaxcode.shapes import Leaf
 
 ABOUT = "What a code is: who computes what, what is sent, and how far that is from the least."
@@ -35,16 +36,16 @@ _SAMPLES = 400
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of `jaxcode describe`."""
     add = command.add_argument
-    whole = number(0, whole=True)
+    count = whole(0)
     add("code", choices=CODES, metavar="CODE", help=", ".join(CODES))
-    add("workers", type=number(1, whole=True), metavar="n", help="workers")
-    add("second", type=whole, nargs="?", metavar="s", help="stragglers tolerated; or a load d")
-    add("fragments", type=number(1, whole=True), nargs="?", metavar="m", help="fragments")
-    add_parameters(add, default="784 1024 1024 10")
-    add("--rows", type=number(1, whole=True), default=32, help="of a partition (default: 32)")
-    add("--rank", type=number(1, whole=True), default=4, help="of PowerSGD (default: 4)")
-    add("--speeds", type=number(0, above=True), nargs="+", help="of heterogeneous, one a worker")
-    add("--seed", type=whole, default=0, help="of random codes (default: 0)")
+    add("workers", type=whole(1), metavar="n", help="workers")
+    add("second", type=count, nargs="?", metavar="s", help="stragglers tolerated; or a load d")
+    add("fragments", type=whole(1), nargs="?", metavar="m", help="fragments")
+    add_parameters(add)
+    add("--rows", type=whole(1), default=32, help="of a partition (default: 32)")
+    add("--rank", type=whole(1), default=4, help="of PowerSGD (default: 4)")
+    add("--speeds", type=real(0.0, above=True), nargs="+", help="of heterogeneous, one a worker")
+    add("--seed", type=count, default=0, help="of random codes (default: 0)")
     add("--allow-ill-conditioned", action="store_true", help="of polynomial, whatever it loses")
     add_output(add, picture="load against rank, of the largest weight")
 
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             speeds=args.speeds,
             allow_ill_conditioned=args.allow_ill_conditioned,
         )
-    leaves = parameters(args, [784, 1024, 1024, 10])
+    leaves = parameters(args)
     notes = [optimal_regime(code), *(f"warning: {warning.message}" for warning in raised)]
     show(
         args,
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         Table("loads", _loads(code, leaves, args.rows, args.rank), notes),
     )
     shape = max(leaves.values(), key=lambda leaf: leaf.size).matrix
-    save(args.out, lambda ax: _draw(ax, code, shape), size=(7, 5))
+    save(args.out, lambda ax: load_against_rank(ax, code, shape), size=(7, 5))
     return 0
 
 
@@ -153,9 +154,3 @@ def _loads(code: Code, leaves: dict[str, Leaf], rows: int, rank: int) -> list[di
         }
     )
     return table
-
-
-def _draw(ax: Any, code: Code, shape: tuple[int, int]) -> None:
-    from jaxcode.plot import load_against_rank
-
-    load_against_rank(ax, code, shape)

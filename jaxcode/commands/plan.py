@@ -7,11 +7,13 @@ from jaxcode.commands.arguments import (
     add_conditions,
     add_parameters,
     conditions_of,
-    number,
     parameters,
 )
+from jaxcode.commands.converters import real, whole
 from jaxcode.commands.output import Table, add_output, save, show
 from jaxcode.planning import Estimate, Plan, plan
+from jaxcode.plot import step_times
+from jaxcode.simulation import simulate
 
 ABOUT = "Which design is best here, what it costs, and why; it may be not to code at all."
 EXAMPLES = """\
@@ -26,18 +28,18 @@ _SIMULATED = 1000
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of `jaxcode plan`."""
     add = command.add_argument
-    add("--workers", type=number(1, whole=True), default=8, help="n (default: 8)")
-    add("--stragglers", type=number(0, whole=True), help="only designs that tolerate so many")
-    add("--probability", type=number(0), help="only designs exact so often, by the deadline")
+    add("--workers", type=whole(1), default=8, help="n (default: 8)")
+    add("--stragglers", type=whole(0), help="only designs that tolerate so many")
+    add("--probability", type=real(0.0), help="only designs exact so often, by the deadline")
     add("--exact", action="store_true", help="leave out designs that drop the slowest")
-    add_parameters(add, default="784 1024 1024 10")
+    add_parameters(add)
     add_conditions(add)
     add_output(add, picture="simulated steps of the best designs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Rank the designs, and say why."""
-    leaves = parameters(args, [784, 1024, 1024, 10])
+    leaves = parameters(args)
     options = conditions_of(args)
     found = plan(
         leaves,
@@ -79,8 +81,5 @@ def _row(estimate: Estimate, found: Plan) -> dict[str, Any]:
 
 
 def _draw(ax: Any, found: Plan, leaves: Any, options: dict[str, Any]) -> None:
-    from jaxcode.plot import step_times
-    from jaxcode.simulation import simulate
-
     designs = [estimate.design for estimate in found.rows]
     step_times(ax, simulate(designs, leaves, steps=_SIMULATED, **options))

@@ -3,10 +3,13 @@
 import argparse
 from typing import Any
 
-from jaxcode.commands.arguments import CODES, make_code, number
+from jaxcode.commands.arguments import CODES, make_code
+from jaxcode.commands.converters import whole
 from jaxcode.commands.output import Table, add_output, save, show
-from jaxcode.load import communication_load
+from jaxcode.load import communication_load, normal_form_numbers
+from jaxcode.plot import load_against_rank, load_against_tolerance, trace_heatmap
 from jaxcode.seconds import recording
+from jaxcode.shapes import ITEMSIZE, Leaf
 
 ABOUT = "Pictures: load against rank, load against tolerance, and who straggled in a trace."
 EXAMPLES = """\
@@ -20,15 +23,15 @@ examples:
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of `jaxcode plot`."""
     add = command.add_argument
-    whole = number(1, whole=True)
+    count = whole(1)
     add("figure", choices=("rank", "tolerance", "trace"), help="what to draw")
     add("file", nargs="?", metavar="FILE", help="of trace: .csv or .npz of seconds, a row a step")
     add("--code", choices=CODES, default="fractional_repetition", help="of rank")
-    add("--workers", type=whole, default=8, help="n (default: 8)")
-    add("--stragglers", type=number(0, whole=True), default=1, help="s, of rank (default: 1)")
-    add("--fragments", type=whole, default=1, help="m, of rank (default: 1)")
-    add("--shape", type=whole, nargs=2, default=[784, 1024], help="p q (default: 784 1024)")
-    add("--rank", type=whole, help="of tolerance (default: full)")
+    add("--workers", type=count, default=8, help="n (default: 8)")
+    add("--stragglers", type=whole(0), default=1, help="s, of rank (default: 1)")
+    add("--fragments", type=count, default=1, help="m, of rank (default: 1)")
+    add("--shape", type=count, nargs=2, default=[784, 1024], help="p q (default: 784 1024)")
+    add("--rank", type=count, help="of tolerance (default: full)")
     add_output(add, picture="the figure; required unless --json or --csv")
 
 
@@ -58,30 +61,23 @@ def _rank(args: argparse.Namespace) -> Any:
         found = {scheme: load.total for scheme, load in zip(schemes, loads, strict=True)}
         rows.append({"rank": rank, **found, "lower bound": loads[0].bounds.get("")})
 
-    def draw(ax: Any) -> None:
-        from jaxcode.plot import load_against_rank
-
-        load_against_rank(ax, code, shape)
-
-    return rows, draw, (7, 5)
+    return rows, lambda ax: load_against_rank(ax, code, shape), (7, 5)
 
 
 def _tolerance(args: argparse.Namespace) -> Any:
     p, q = args.shape
-    rho = min(p, q, args.rank or p)
-    numbers = rho * (p + q - rho)
+    numbers = normal_form_numbers(Leaf((p, q), ITEMSIZE), args.rank or p)
     rows = [
         {"d": d, "s": s, "m": d - s, "numbers/worker": numbers / (d - s)}
         for d in range(1, args.workers + 1)
         for s in range(d)
     ]
 
-    def draw(ax: Any) -> None:
-        from jaxcode.plot import load_against_tolerance
-
-        load_against_tolerance(ax, args.workers, (p, q), args.rank)
-
-    return rows, draw, (7, 5.5)
+    return (
+        rows,
+        lambda ax: load_against_tolerance(ax, args.workers, (p, q), args.rank),
+        (7, 5.5),
+    )
 
 
 def _trace(args: argparse.Namespace) -> Any:
@@ -92,9 +88,4 @@ def _trace(args: argparse.Namespace) -> Any:
         for worker, value in enumerate(line)
     ]
 
-    def draw(ax: Any) -> None:
-        from jaxcode.plot import trace_heatmap
-
-        trace_heatmap(ax, seconds)
-
-    return rows, draw, (9, 5)
+    return rows, lambda ax: trace_heatmap(ax, seconds), (9, 5)

@@ -9,11 +9,12 @@ from jaxcode.commands.arguments import (
     add_conditions,
     add_parameters,
     conditions_of,
-    number,
     parameters,
     parse_design,
 )
+from jaxcode.commands.converters import whole
 from jaxcode.commands.output import Table, add_output, save, show
+from jaxcode.plot import step_times
 from jaxcode.simulation import PARTS, Simulation, simulate
 
 ABOUT = "What the steps of several designs would take, all under the same stragglers."
@@ -29,9 +30,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of `jaxcode simulate`."""
     add = command.add_argument
     add("designs", nargs="+", metavar="DESIGN", help=DESIGN_HELP)
-    add("--workers", type=number(1, whole=True), default=8, help="n (default: 8)")
-    add("--steps", type=number(1, whole=True), default=1000, help="to draw (default: 1000)")
-    add_parameters(add, default="784 1024 1024 10")
+    add("--workers", type=whole(1), default=8, help="n (default: 8)")
+    add("--steps", type=whole(1), default=1000, help="to draw (default: 1000)")
+    add_parameters(add)
     add_conditions(add)
     add_output(add, picture="the distribution of a step's seconds, by design")
 
@@ -40,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
     """Simulate the designs."""
     results = simulate(
         [parse_design(text, args.workers) for text in args.designs],
-        parameters(args, [784, 1024, 1024, 10]),
+        parameters(args),
         steps=args.steps,
         progress=sys.stderr.isatty() or None,
         **conditions_of(args),
     )
     table = Table("simulation", [_row(result) for result in results])
     show(args, table if args.json or args.csv else table.without_zeros(*PARTS, "error"))
-    save(args.out, lambda ax: _draw(ax, results), size=(9, 1.2 + 0.5 * len(results)))
+    save(args.out, lambda ax: step_times(ax, results), size=(9, 1.2 + 0.5 * len(results)))
     return 0
 
 
@@ -62,9 +63,3 @@ def _row(result: Simulation) -> dict[str, Any]:
         "bytes/worker": result.worker_bytes,
         "bytes/master": result.master_bytes,
     }
-
-
-def _draw(ax: Any, results: tuple[Simulation, ...]) -> None:
-    from jaxcode.plot import step_times
-
-    step_times(ax, results)

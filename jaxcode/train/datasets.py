@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int32, Shaped
 
+from jaxcode.checks import first_line
+
 HELD_OUT = 0.2
 
 
@@ -111,7 +113,7 @@ def read_npz(path: str) -> tuple[Shaped[np.ndarray, "..."], Shaped[np.ndarray, "
             archive = np.load(file, allow_pickle=False)
         except Exception as error:
             raise ValueError(
-                f"`--data {path}`: needs an .npz file as numpy.savez writes it; {_reason(error)}"
+                f"`--data {path}`: needs an .npz file as numpy.savez writes it; {first_line(error)}"
             ) from error
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError(
@@ -132,7 +134,7 @@ def read_npz(path: str) -> tuple[Shaped[np.ndarray, "..."], Shaped[np.ndarray, "
                     f"`--data {path}`: holds Python objects, which only pickle reads, and that may "
                     "run code: save x and y as arrays of numbers"
                 ) from error
-            raise ValueError(f"`--data {path}`: is damaged: {_reason(error)}") from error
+            raise ValueError(f"`--data {path}`: is damaged: {first_line(error)}") from error
 
 
 def check(
@@ -219,8 +221,3 @@ def _digest(*arrays: np.ndarray) -> str:
         digest.update(f"{array.dtype.str}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    """Return an exception's first sentence, or its type where it has none."""
-    return str(error).strip().split("\n")[0] or type(error).__name__
