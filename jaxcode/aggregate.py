@@ -24,7 +24,7 @@ from jaxcode.jaxprs import varying_axes
 from jaxcode.leaves import Static, eval_shape, shapes_where, split_arrays
 from jaxcode.lowrank import NormalForm, is_structured, to_dense
 from jaxcode.partitions import Partitions, assign, digest
-from jaxcode.payload import num_bytes
+from jaxcode.payload import is_coded, num_bytes
 from jaxcode.worker import Method, Payload, Worker
 
 
@@ -254,12 +254,24 @@ def _summarise(worker: Worker, params: Any, batch: Any, key: Any) -> MessageSumm
     payload = seen[0]
     dense = payload._replace(grads=shapes_where(payload.grads, params))
     leaves = jax.tree.leaves(payload, is_leaf=is_structured)
-    reduced = sum(
-        4 * _numbers(leaf) * (code.num_partitions if is_structured(leaf) else 1) for leaf in leaves
-    )
+    reduced = sum(_reduced_numbers(leaf, code) for leaf in leaves)
     if any(isinstance(leaf, NormalForm) for leaf in leaves):
-        reduced += 8 * code.num_workers  # a digest of pivots, and whether they agree
-    return MessageSummary(rows, _numbers(message), num_bytes(message), num_bytes(dense), reduced)
+        reduced += 2 * code.num_workers  # a digest of pivots, and whether they agree
+    numbers, dense_bytes = _numbers(message), num_bytes(dense)
+    return MessageSummary(rows, numbers, num_bytes(message), dense_bytes, 4 * reduced)
+
+
+def _reduced_numbers(leaf: Any, code: Code) -> int:
+    """Numbers in the all-reduce of one leaf of a payload: its fragments, for every block."""
+    m = code.num_fragments
+    arrays = jax.tree.leaves(leaf)
+    if isinstance(leaf, NormalForm):
+        arrays.append(leaf.pivots)  # twice: to compare with, and with what is decoded
+    sizes = [math.prod(x.shape) for x in arrays]
+    padded = [
+        -(-size // m) * m if is_coded(x) else size for x, size in zip(arrays, sizes, strict=True)
+    ]
+    return sum(padded) * (code.num_partitions if is_structured(leaf) else 1)
 
 
 def _numbers(tree: Any) -> int:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxcode.jaxprs import Graph, Value, dtype_of, shape_of
@@ -101,10 +102,16 @@ class _Factors:
         return batch, p, q, sum(term.left.rank for term in self.products)
 
     def shortest(self) -> "_Factors":
-        """These factors, or their normal form where that saves enough."""
+        """These factors, or their normal form where that saves enough.
+
+        Mixed precision keeps its factors: a normal form would round their products to the narrower
+        dtype, or be sent in the wider.
+        """
         _, p, q, rank = self._sizes
-        real = all(jnp.issubdtype(dtype_of(value), jnp.floating) for value in self.values)
-        return replace(self, normal=real and normal_form_saves(p, q, rank))
+        dtypes = {np.dtype(dtype_of(value)) for value in self.values}
+        dtypes |= {np.dtype(term.dtype) for term in self.products}
+        same = len(dtypes) == 1 and all(jnp.issubdtype(x, jnp.floating) for x in dtypes)
+        return replace(self, normal=same and normal_form_saves(p, q, rank))
 
     def assemble(self, arrays: list[Any]) -> LowRank | NormalForm:
         pairs = zip(self.products, arrays[::2], arrays[1::2], strict=True)

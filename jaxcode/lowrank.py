@@ -179,7 +179,8 @@ def _spread(pivots: Array, X: Array) -> Array:
     """P (p, r) with the unit matrix at the pivots and X elsewhere; any integers will do."""
     others, rank = X.shape
     is_pivot = jnp.zeros(others + rank, jnp.int32).at[pivots].set(1, mode="drop")
-    order = jnp.concatenate([pivots, jnp.argsort(is_pivot, stable=True)[:others]])
+    rest = jnp.argsort(is_pivot, stable=True)[:others].astype(pivots.dtype)
+    order = jnp.concatenate([pivots, rest])
     whole = jnp.concatenate([jnp.eye(rank, dtype=X.dtype), X])
     return jnp.zeros_like(whole).at[order].set(whole, mode="drop")
 
