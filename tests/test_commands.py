@@ -93,6 +93,26 @@ def test_plan_of_a_file_of_parameters(capsys, tmp_path):
     assert {row["leaf"] for row in document["leaves"]} == {"w", "b"}
 
 
+def test_describe_counts_bytes_of_the_files_own_numbers(capsys, tmp_path):
+    path = tmp_path / "half.npz"
+    np.savez(path, w=np.zeros((300, 200), np.float16))
+    loads = as_json(capsys, "describe", "uncoded", 4, "--params", path)["loads"]
+    sent = {row["scheme"]: (row["numbers/worker"], row["bytes/worker"]) for row in loads}
+    assert sent["dense"] == (60_000, 120_000)
+    assert sent["lower bound"] == (32 * 468, 2 * 32 * 468)
+    assert {row["scheme"]: row["optimal leaves"] for row in loads}["power sgd"] == "lossy"
+
+
+def test_a_file_without_parameters_is_one_line(capsys, tmp_path):
+    for name, arrays in {"none": {}, "empty": {"w": np.zeros((0, 3))}}.items():
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, **arrays)
+        assert main(["describe", "uncoded", "4", "--params", str(path)]) == 2
+        err = capsys.readouterr().err
+        assert "needs a file with parameters" in err
+        assert err.count("\n") == 1
+
+
 def test_simulate_is_the_library(capsys):
     document = as_json(
         capsys, "simulate", "uncoded", "fractional_repetition:1/factors", "uncoded@7", *PAUSES

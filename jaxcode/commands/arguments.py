@@ -202,7 +202,10 @@ def parameters(args: argparse.Namespace) -> dict[str, Leaf]:
     if args.params is not None:
         if not os.path.splitext(args.params)[1] == ".npz":
             raise ValueError(f"--params needs an .npz file; got {args.params!r}")
-        return leaf_shapes(args.params, call="--params")
+        leaves = leaf_shapes(args.params, call="--params")
+        if not any(leaf.size for leaf in leaves.values()):
+            raise ValueError(f"--params needs a file with parameters; {args.params!r} has none")
+        return leaves
     if args.shape is not None:
         return leaf_shapes({"weight": tuple(args.shape)})
     widths = args.layers or LAYERS

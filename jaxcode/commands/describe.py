@@ -18,7 +18,7 @@ from jaxcode.commands.arguments import (
 )
 from jaxcode.commands.converters import real, whole
 from jaxcode.commands.output import Table, add_output, save, show
-from jaxcode.load import communication_load
+from jaxcode.load import Load, communication_load
 from jaxcode.plot import load_against_rank
 from jaxcode.shapes import Leaf
 
@@ -122,35 +122,39 @@ def _beyond(code: Code) -> list[dict[str, Any]]:
 
 
 def _loads(code: Code, leaves: dict[str, Leaf], rows: int, rank: int) -> list[dict[str, Any]]:
-    shapes = {name: leaf.shape for name, leaf in leaves.items()}
     table: list[dict[str, Any]] = []
     for scheme in SCHEMES:
         if scheme in ("factors", "normal_form") and code.block is None:
             continue
-        load = communication_load(code, shapes, method=scheme, rows=rows, rank=rank)  # type: ignore[arg-type]
+        load = communication_load(code, leaves, method=scheme, rows=rows, rank=rank)  # type: ignore[arg-type]
         table.append(
             {
                 "scheme": scheme.replace("_", " "),
                 "numbers/worker": load.total,
                 "bytes/worker": load.total_bytes,
-                "optimal leaves": f"{sum(load.optimal.values())} of {len(load.bounds)}"
-                if load.bounds
-                else "lossy",
+                "optimal leaves": _optimal(load, scheme),
             }
         )
     if not code.is_decodable(np.ones(code.num_workers, bool)):
         return table
+    held = [leaf for leaf in leaves.values() if leaf.size]
     bound = lower_bound(
         code,
-        [leaf.matrix for leaf in leaves.values() if leaf.size],
-        [rows if len(leaf.shape) == 2 else None for leaf in leaves.values() if leaf.size],
+        [leaf.matrix for leaf in held],
+        [rows if len(leaf.shape) == 2 else None for leaf in held],
     )
     table.append(
         {
             "scheme": "lower bound",
             "numbers/worker": bound,
-            "bytes/worker": 4 * bound,
+            "bytes/worker": min(leaf.itemsize for leaf in held) * bound,
             "optimal leaves": "",
         }
     )
     return table
+
+
+def _optimal(load: Load, scheme: str) -> str:
+    if load.bounds:
+        return f"{sum(load.optimal.values())} of {len(load.bounds)}"
+    return "lossy" if scheme == "power_sgd" else "no bound"
