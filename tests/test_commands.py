@@ -251,7 +251,7 @@ def test_theory_runs_without_jax():
 
 def test_parts_of_the_language():
     assert repr(make_code("cyclic_mds", 8, 2)) == repr(cyclic_mds(8, 2))
-    assert parse_design("fractional-repetition:1".replace("-", "_"), 8).code.num_stragglers == 1
+    assert parse_design("fractional_repetition:1", 8).code.num_stragglers == 1
     assert parse_design("uncoded/power-sgd", 8).method == "power_sgd"
     drawn = parse_latency("shifted_exponential:shift=2,rate=1")(np.random.default_rng(0), (3, 4))
     assert (drawn > 2).all()
