@@ -161,8 +161,8 @@ def decode(
     with jax.named_scope("decode"):
         decoder = Decoder(code, weights, workers, axis_name)
         leaves = jax.tree.leaves(messages, is_leaf=is_structured)
-        if pivots := [leaf.pivots for leaf in leaves if isinstance(leaf, NormalForm)]:
-            decoder = Decoder(code, agreed_weights(decoder, pivots), workers, axis_name)
+        if forms := [leaf for leaf in leaves if isinstance(leaf, NormalForm)]:
+            decoder = Decoder(code, agreed_weights(decoder, forms), workers, axis_name)
         leaf = _leaf_decoder(decoder, drop=structured)
         return jax.tree.map(leaf, messages, like, is_leaf=is_structured)
 

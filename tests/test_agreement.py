@@ -222,3 +222,46 @@ def test_a_gradient_that_is_not_finite_shows():
         bad = {**batch, name: np.where(np.arange(24)[:, None] == 3, np.nan, batch[name])}
         bad = jax.tree.map(lambda x: x.astype(np.float32), bad)
         assert not np.isfinite(step(jc.assign(bad, CODE), WEIGHTS, w)).any()
+
+
+@pytest.mark.parametrize("pivots", ["outside", "below", "twice", "descending"])
+def test_the_only_answer_of_a_block_is_not_taken_with_impossible_pivots(pivots):
+    code = jc.fractional_repetition(4, 1)
+    w, batch = matrix_problem(40, 30, 24)
+    coded = jc.coded_value_and_grad(matrix_loss, code, method="factors")
+    messages = coded.messages(w, batch).grads
+    right = messages.pivots[0]
+    wrong = {
+        "outside": right.at[-1].set(max(messages.place.factor_shapes[0][-2], 30)),
+        "below": right.at[0].set(-1),
+        "twice": right.at[1].set(right[0]),
+        "descending": right[::-1],
+    }[pivots]
+    spoiled = dataclasses.replace(messages, pivots=messages.pivots.at[0].set(wrong))
+    want = uncoded(w, batch)
+
+    def decoded(messages, survivors):
+        weights = code.decoding_weights(np.array(survivors, bool))
+        return jc.decode(messages, code, weights, like=w)
+
+    alone, other = [1, 0, 1, 1], [0, 1, 1, 1]
+    assert relative_error(decoded(messages, alone), want) < DEVICE  # the control
+    assert np.isnan(decoded(spoiled, alone)).all()
+    assert relative_error(decoded(spoiled, other), want) < DEVICE
+
+
+def test_a_block_that_is_lost_stays_lost_when_its_answers_disagree():
+    """Of three workers needed two answer in part of the groups: zeros there, agreed or not."""
+    code = jc.fractional_repetition(8, 1, num_fragments=3)  # groups of four, three are enough
+    w, batch = matrix_problem(60, 70, 40)
+    parts = jc.assign(batch, code)
+    coded = jc.coded_value_and_grad(matrix_loss, code, method="factors")
+    weights = code.decoding_weights(np.array([1, 1, 0, 0, 1, 1, 1, 1], bool))
+    _, lost = coded(w, parts, weights)
+    _, disputed = coded(w, corrupted(batch, 1, code=code), weights)
+    assert coded.summary(w, parts).rows[0].kind == "normal form"
+    assert np.linalg.norm(lost) > 0
+    np.testing.assert_array_equal(disputed, lost)
+    # The control: a block that is not lost, of which too few agree, shows.
+    _, control = coded(w, corrupted(batch, 4, 5, code=code), weights)
+    assert np.isnan(control).all()

@@ -93,6 +93,13 @@ def test_float32_error_stays_below_1e_5(name):
             assert relative_error(moved.to_dense(), want) > 1e-4 or r == 1 or name == "one example"
 
 
+@pytest.mark.parametrize("name", FACTORS)
+def test_float32_error_stays_below_1e_5_at_a_large_rank(name):
+    P, Q = pair(name, 1, 700, 800, 600)
+    want = np.float64(P) @ np.float64(Q).T
+    assert relative_error(through(P, Q)[1], want) < DEVICE
+
+
 def test_where_terms_cancel_it_is_as_good_as_the_product_in_float32():
     """Examples that nearly agree, with deltas that add up to nothing: small sums of large terms."""
     for (p, q, r), seed in itertools.product(SIZES[3:], range(3)):

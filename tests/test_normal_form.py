@@ -222,11 +222,11 @@ def test_weights_stay_as_they_were_where_replicas_agree():
     for survivors in (np.arange(8) != 3, np.arange(8) > 1):
         weights = jnp.asarray(code.decoding_weights(survivors), jnp.float32)
         decoder = Decoder(code, weights, np.arange(8), None)
-        kept = agreed_weights(decoder, [messages["w"].pivots])
+        kept = agreed_weights(decoder, [messages["w"]])
         np.testing.assert_array_equal(kept, weights)
         if not survivors[:2].any():
             continue  # without worker 2 one is left of the two that it takes
-        spoiled = moved(messages, 2)["w"].pivots
+        spoiled = moved(messages, 2)["w"]
         changed = np.asarray(agreed_weights(decoder, [spoiled]))
         assert not changed[:, 2].any()
         np.testing.assert_array_equal(changed[:, 4:], weights[:, 4:])  # the other group
