@@ -6,6 +6,7 @@ rest behind a named axis. Which workers arrived is in the decoding weights, an a
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -108,6 +109,7 @@ def decode(
     like: Any,
     axis_name: Any = None,
     workers: Any = None,
+    combined: bool = True,
 ) -> Any:
     """Decode the sum of all partitions' payloads from stacked messages.
 
@@ -121,6 +123,8 @@ def decode(
             leaves; the result has its shapes and dtypes.
         axis_name: the mapped axis (or axes) the workers are spread over, if any.
         workers: indices of the workers on this device, needed with ``axis_name``.
+        combined: False leaves what is structured in factors, stacked over the k blocks, for
+            `combine`: that is far shorter where it has to be sent on.
 
     Returns:
         A pytree of dense arrays like ``like``.
@@ -163,29 +167,51 @@ def decode(
         leaves = jax.tree.leaves(messages, is_leaf=is_structured)
         if forms := [leaf for leaf in leaves if isinstance(leaf, NormalForm)]:
             decoder = Decoder(code, agreed_weights(decoder, forms), workers, axis_name)
-        leaf = _leaf_decoder(decoder, drop=structured)
-        return jax.tree.map(leaf, messages, like, is_leaf=is_structured)
+        recovered = jax.tree.map(
+            _recover(decoder, drop=structured), messages, like, is_leaf=is_structured
+        )
+        return combine(recovered, like) if combined else recovered
 
 
-def _leaf_decoder(decoder: Decoder, *, drop: bool) -> Callable[[Any, Any], Any]:
-    def decoded(message: Any, like: Any) -> Any:
+def combine(recovered: Any, like: Any) -> Any:
+    """The dense sum of what `decode` recovered with ``combined=False``, in the shapes of ``like``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> one = LowRank(jnp.ones((3, 1)), jnp.ones((4, 1)))
+        >>> both = replace(one, P=jnp.stack([one.P, one.P]), Q=jnp.stack([one.Q, one.Q]))
+        >>> float(combine(both, jnp.zeros((3, 4)))[0, 0])
+        2.0
+    """
+
+    def dense(leaf: Any, like: Any) -> Any:
+        if isinstance(leaf, NormalForm):
+            leaf = leaf.factors()
+        if isinstance(leaf, LowRank):
+            return leaf.sum_of_products(leaf.P, leaf.Q)
+        return leaf.to_dense() if isinstance(leaf, IndexedRows) else leaf.astype(like.dtype)
+
+    return jax.tree.map(dense, recovered, like, is_leaf=is_structured)
+
+
+def _recover(decoder: Decoder, *, drop: bool) -> Callable[[Any, Any], Any]:
+    def recovered(message: Any, like: Any) -> Any:
         if isinstance(message, LowRank):
             P_shape, Q_shape = message.factor_shapes
             P = decoder.blocks(message.P, P_shape, scaled=False)
             Q = decoder.blocks(message.Q, Q_shape, scaled=True)
-            return message.sum_of_products(P, Q)
+            return replace(message, P=P, Q=Q)
         if isinstance(message, NormalForm):
             X_shape, rows_shape = message.part_shapes
             X = decoder.blocks(message.X, X_shape, scaled=False)
             rows = decoder.blocks(message.rows, rows_shape, scaled=True)
-            form = NormalForm(decoder.first(message.pivots), X, rows, message.place).factors()
-            return form.sum_of_products(form.P, form.Q)
+            return NormalForm(decoder.first(message.pivots), X, rows, message.place)
         if isinstance(message, IndexedRows):
             indices = decoder.first(message.indices)
             shape = (indices.shape[1], *message.shape[1:])
             rows = decoder.blocks(message.rows, shape, scaled=True)
             rows = rows.reshape(-1, *message.shape[1:])
-            return IndexedRows(indices.reshape(-1), rows, message.shape, message.dtype).to_dense()
-        return decoder.total(message, tuple(like.shape), drop=drop).astype(like.dtype)
+            return IndexedRows(indices.reshape(-1), rows, message.shape, message.dtype)
+        return decoder.total(message, tuple(like.shape), drop=drop)
 
-    return decoded
+    return recovered

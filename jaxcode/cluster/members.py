@@ -1,0 +1,176 @@
+"""The workers as the driver sees them: alive, busy, behind, or to be started again."""
+
+import dataclasses
+import logging
+import os
+import time
+from typing import Any, Literal
+
+import ray
+
+from jaxcode.cluster.actor import WorkerProcess
+from jaxcode.cluster.faults import Fault
+
+log = logging.getLogger("jaxcode.cluster")
+
+Doing = Literal["starting", "idle", "computing", "exchanging", "following", "resting", "gone"]
+# Faults that end a process: one that was started again does not meet them once more.
+_LETHAL = ("kill", "vanish", "raise", "memory")
+# Seconds before the first restart; doubled with each further one.
+BACK_OFF = 0.5
+
+
+class WorkerError(RuntimeError):
+    """A worker's exception, with its index and its own traceback."""
+
+
+@dataclasses.dataclass
+class Member:
+    """One worker.
+
+    Attributes:
+        index: of the worker.
+        handle: its actor, None while there is none.
+        doing: what it is at.
+        task: the reference that says when that is done.
+        about: the step or plan it is for.
+        since: when it began.
+        step: of its state, -1 where it is not known.
+        restarts: how often it was started again.
+        rest_until: when to try again.
+        why: what it died of, for errors.
+    """
+
+    index: int
+    handle: Any = None
+    doing: Doing = "resting"
+    task: Any = None
+    about: Any = None
+    since: float = 0.0
+    step: int = -1
+    restarts: int = 0
+    rest_until: float = 0.0
+    why: str = ""
+
+    def assign(self, doing: Doing, task: Any, about: Any = None) -> None:
+        """Note what the worker was asked to do."""
+        self.doing, self.task, self.about, self.since = doing, task, about, time.monotonic()
+
+    def describe(self) -> str:
+        """For an error: what the worker is doing."""
+        state = f"{self.doing} for {time.monotonic() - self.since:.1f} s"
+        return f"worker {self.index} ({self.why or state})"
+
+
+class Members:
+    """All workers, and Ray's word on them.
+
+    Args:
+        training: what they train.
+        faults: to inject.
+        timeout: seconds without a part after which its source counts as lost.
+        max_restarts: of each worker.
+        options: of Ray for each worker's actor, such as ``num_cpus`` or ``num_gpus``.
+    """
+
+    def __init__(
+        self,
+        training: Any,
+        faults: tuple[Fault, ...],
+        timeout: float,
+        max_restarts: int,
+        options: dict[str, Any],
+    ):
+        self._training = ray.put(training)
+        self._faults, self._timeout = faults, timeout
+        self._max_restarts, self._options = max_restarts, options
+        self.all: list[Member] = []
+        self.restarted: list[int] = []
+        self.failure: str = ""
+
+    def __iter__(self) -> Any:
+        return iter(self.all)
+
+    def __getitem__(self, index: int) -> Member:
+        return self.all[index]
+
+    def start(self, member: Member, step: int) -> None:
+        """Make the worker's process."""
+        faults = tuple(
+            fault
+            for fault in self._faults
+            if fault.worker == member.index
+            and not (member.restarts and fault.kind in _LETHAL and fault.first <= step)
+        )
+        actor: Any = ray.remote(concurrency_groups={"serve": 16})  # type: ignore[call-overload]
+        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **self._options}
+        environment = dict(options.pop("runtime_env", None) or {})
+        variables = {"XLA_FLAGS": _xla_flags(options["num_cpus"])}
+        environment["env_vars"] = {**variables, **environment.get("env_vars", {})}
+        member.handle = (
+            actor(WorkerProcess)
+            .options(max_restarts=0, max_task_retries=0, runtime_env=environment, **options)
+            .remote(member.index, self._training, faults, _settings(), self._timeout)
+        )
+        member.step, member.why = -1, ""
+
+    def failed(self, member: Member, error: Exception) -> None:
+        """A worker died or raised: say so at once, and start it again after a while."""
+        first = str(error).strip().splitlines()
+        member.why = f"failed: {first[-1] if first else type(error).__name__}"
+        text = f"worker {member.index} failed while {member.doing}: {error}"
+        self.failure = text
+        log.warning("%s", text)
+        self.stop(member)
+        if member.restarts >= self._max_restarts:
+            member.doing = "gone"
+            log.warning("worker %d is given up after %d restarts", member.index, member.restarts)
+            return
+        member.rest_until = time.monotonic() + BACK_OFF * 2**member.restarts
+        member.restarts += 1
+        self.restarted.append(member.index)
+
+    def stop(self, member: Member) -> None:
+        """End a worker's process."""
+        if member.handle is not None:
+            ray.kill(member.handle)
+        member.handle, member.task, member.about, member.step = None, None, None, -1
+        member.doing, member.since = "resting", time.monotonic()
+
+    def wait(self, timeout: float) -> list[tuple[Member, Any, Exception | None]]:
+        """Who finished, with the result or the exception; waits for one at least."""
+        busy = {member.task: member for member in self.all if member.task is not None}
+        if not busy:
+            time.sleep(min(max(timeout, 0.0), 0.02))
+            return []
+        ready, _ = ray.wait(list(busy), num_returns=1, timeout=max(timeout, 0.0))
+        if ready:
+            ready, _ = ray.wait(list(busy), num_returns=len(busy), timeout=0)
+        found: list[tuple[Member, Any, Exception | None]] = []
+        for task in ready:
+            member, member_task = busy[task], task
+            member.task = None
+            try:
+                found.append((member, ray.get(member_task), None))
+            except (ray.exceptions.RayError, Exception) as error:
+                found.append((member, None, error))
+        return found
+
+
+def _settings() -> dict[str, Any]:
+    """The driver's settings of JAX that decide numbers."""
+    import jax
+
+    names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
+    return {name: getattr(jax.config, name) for name in names}
+
+
+def _xla_flags(num_cpus: Any) -> str:
+    """One thread for one CPU: as many threads as the host has cores would get in each other's way.
+
+    And replicas compute alike to the last bit only with threads alike.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    flags = " ".join(x for x in flags.split() if "host_platform_device_count" not in x)
+    single = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    return f"{flags} {single}".strip() if num_cpus <= 1 else flags

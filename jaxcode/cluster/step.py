@@ -1,0 +1,368 @@
+"""One step: ask everybody, decide as soon as it can be decided, and see that all take it alike."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import ray
+from jaxtyping import Bool
+
+from jaxcode.cluster.actor import Outcome, ask, take
+from jaxcode.cluster.members import Member, Members, WorkerError
+from jaxcode.cluster.plans import Plan, Report, agreeing, transfers, values_of
+from jaxcode.cluster.transfer import Puller, Store
+from jaxcode.code import Code
+
+Undecodable = Literal["approximate", "skip", "raise"]
+# After enough replicas have a step, the others get so much longer than those took, and no more:
+# who is then not there follows later.
+PATIENCE, LEAST_PATIENCE = 1.0, 0.1
+# How long to let a replica rest that could not catch up.
+RETRY_SECONDS = 0.3
+
+
+class Step:
+    """One step of training, from asking for messages to a state that is decided.
+
+    Args:
+        number: of the step.
+        code: who computes what.
+        members: the workers.
+        past: plans of earlier steps, for those who are behind.
+        commit: names the state that the last step decided.
+        rows: of a partition.
+        master: None, or what makes of messages the payload to send back.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        code: Code,
+        members: Members,
+        past: dict[int, Plan],
+        commit: tuple[int, int] | None,
+        rows: int,
+        master: Callable[[Plan, Store], tuple[Any, dict[int, str]]] | None,
+    ):
+        self.number, self.code, self.members = number, code, members
+        self._past, self._commit, self._rows, self._master = past, commit, rows, master
+        self.started = time.monotonic()
+        self.decodable_at: float | None = None
+        self.reports: dict[int, Report] = {}
+        self.arrivals: dict[int, float] = {}
+        self.rejected: dict[int, str] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self.late: list[tuple[Member, int, float]] = []
+        self.plan: Plan | None = None
+        self._done: set[int] = set()
+        self._accused: dict[int, set[int]] = {}
+        self._attempts = self._raised = 0
+        self._store = Store()
+
+    def run(self, seconds: float, on_undecodable: Undecodable) -> bool:
+        """Take the step; False if it was skipped.
+
+        Raises:
+            TimeoutError: too few answered in time; names those waited for.
+            WorkerError: nobody can go on, because of this exception.
+        """
+        limit = self.started + seconds
+        approximate = False
+        while True:
+            self._ask_everybody()
+            survivors = self._survivors(approximate=approximate)
+            if survivors is not None and self._settle(survivors, limit):
+                return True
+            if survivors is not None:
+                continue
+            over = time.monotonic() >= limit or not self._hope()
+            if over and not approximate:
+                heard = self._usable()
+                if on_undecodable == "raise" or not heard.any():
+                    self._give_up(seconds, heard)
+                if on_undecodable == "skip":
+                    return self._skip(limit)
+                approximate = True
+                continue
+            self._listen(min(limit, self._next_restart()) - time.monotonic())
+
+    def _ask_everybody(self) -> None:
+        """Give each idle worker what it needs most: a state, what it missed, or this step."""
+        now = time.monotonic()
+        for member in self.members:
+            if member.doing == "resting" and now >= member.rest_until and member.handle is None:
+                self.members.start(member, self.number)
+                task = member.handle.configure.remote(self.code, self._rows)
+                member.assign("starting", task)
+            if member.doing != "idle" or now < member.rest_until:
+                continue
+            if member.step < self.number:
+                self._bring_up(member)
+            elif member.index not in self.reports:
+                task = member.handle.compute.remote(self.number, self._commit)
+                member.assign("computing", task, self.number)
+
+    def _bring_up(self, member: Member) -> None:
+        """Have a worker that is behind follow the plans it missed, or take over a state."""
+        missed = [self._past.get(step) for step in range(max(member.step, 0), self.number)]
+        if member.step >= 0 and all(plan is not None for plan in missed):
+            plans = [self._reachable(plan) for plan in missed if plan is not None]
+            task = member.handle.exchange.remote(plans, None, at_once=True)
+            member.assign("following", task, self.number)
+            return
+        donors = [m for m in self.members if m.step == self.number and m.handle is not None]
+        if not donors:
+            return
+        donor = donors[member.restarts % len(donors)]
+        task = member.handle.adopt.remote(donor.handle, self._commit)
+        member.assign("following", task)
+
+    def _reachable(self, plan: Plan) -> Plan:
+        """A past plan, with the workers that have it now and are there."""
+        handles = {
+            m.index: m.handle for m in self.members if m.handle is not None and m.step > plan.step
+        }
+        return plan._replace(handles=handles)
+
+    def _listen(self, timeout: float) -> None:
+        """Wait for somebody to finish something, and note what it means."""
+        for member, result, error in self.members.wait(timeout):
+            doing, about = member.doing, member.about
+            if error is not None:
+                self._lost(member, error)
+                continue
+            member.doing = "idle"
+            if doing == "starting":
+                member.step = 0
+            elif doing == "computing":
+                self._reported(member, about, result)
+            elif doing == "exchanging":
+                self._exchanged(member, about, result)
+            elif isinstance(result, Outcome):  # it followed the plans it had missed
+                member.step = about if result.ok else -1
+            else:  # it took over a state
+                member.step = result
+                member.rest_until = 0.0 if result >= 0 else time.monotonic() + RETRY_SECONDS
+
+    def _lost(self, member: Member, error: Exception) -> None:
+        self._done.discard(member.index)
+        self.members.failed(member, error)
+        if isinstance(error, ray.exceptions.RayTaskError):
+            self._raised += 1
+            if self._raised > self.code.num_stragglers:  # no accident of one worker
+                raise WorkerError(self.members.failure) from error
+
+    def _reported(self, member: Member, step: int, report: Report) -> None:
+        if step != self.number:
+            self.late.append((member, step, time.monotonic()))
+            return
+        reason = self._wrong(member.index, report)
+        if reason:
+            self.rejected[member.index] = reason
+        self.reports[member.index] = report
+        self.arrivals[member.index] = time.monotonic() - self.started
+
+    def _wrong(self, worker: int, report: Report) -> str | None:
+        """Why a report's message cannot be used, judged by its header."""
+        head = report.header
+        if head.step != self.number:
+            return "step"
+        if head.sender != worker:
+            return "sender"
+        return None if report.finite else "not finite"
+
+    def _usable(self) -> Bool[np.ndarray, " workers"]:
+        """Whose messages are there and right, as far as is known."""
+        arrived = np.zeros(self.code.num_workers, bool)
+        for worker in self.reports:
+            arrived[worker] = worker not in self.rejected
+        integers = {i: report.integers for i, report in self.reports.items()}
+        kept = agreeing(self.code, integers, arrived)
+        for other in np.flatnonzero(arrived & ~kept):
+            self.rejected[int(other)] = "disagrees"
+        return kept
+
+    def _survivors(self, *, approximate: bool) -> Bool[np.ndarray, " workers"] | None:
+        usable = self._usable()
+        if bool(self.code.is_decodable(usable)) or (approximate and usable.any()):
+            if self.decodable_at is None:
+                self.decodable_at = time.monotonic()
+            return usable
+        return None
+
+    def _hope(self) -> bool:
+        """Whether those who have not answered could still make the step decodable."""
+        possible = self._usable()
+        for member in self.members:
+            unheard = member.index not in self.reports
+            possible[member.index] |= unheard and member.doing != "gone"
+        return bool(self.code.is_decodable(possible))
+
+    def _next_restart(self) -> float:
+        now = time.monotonic()
+        return min((m.rest_until for m in self.members if m.rest_until > now), default=np.inf)
+
+    def _settle(self, survivors: Bool[np.ndarray, " workers"], limit: float) -> bool:
+        """Have everybody follow one plan; False if its messages turned out not to be there."""
+        began = time.monotonic()
+        plan = self._make_plan(survivors)
+        if plan is None:
+            return False
+        self._done, self._accused = set(), {}
+        enough_at: float | None = None
+        failed_before = dict(self.rejected)
+        while True:
+            for member in self.members:
+                if member.doing == "idle" and member.step == self.number:
+                    if member.index not in self._done and not self._refused(member, plan):
+                        task = member.handle.exchange.remote([plan], self._commit)
+                        member.assign("exchanging", task, plan)
+            self._judge(plan)
+            if self.rejected != failed_before:
+                return False
+            busy = [m for m in self.members if m.doing == "exchanging" and m.about is plan]
+            if not busy and not self._done:
+                return False
+            enough = self._enough()
+            now = time.monotonic()
+            if enough and enough_at is None:
+                enough_at = now
+            if not busy or (enough_at is not None and now >= self._patience(began, enough_at)):
+                if enough or not busy:
+                    return True
+            if not enough and now >= limit + (limit - self.started):
+                names = ", ".join(m.describe() for m in busy)
+                raise TimeoutError(
+                    f"step {self.number} needs its messages to be fetched; waited for {names}: "
+                    "check the links, or allow a longer deadline"
+                )
+            end = self._patience(began, enough_at) if enough_at is not None else now + 0.5
+            self._listen(end - now)
+            for member in self.members:  # those who are behind go on catching up
+                if member.doing == "idle" and member.step < self.number:
+                    if now >= member.rest_until:
+                        self._bring_up(member)
+
+    def _judge(self, plan: Plan) -> None:
+        """Whether a message that some could not fetch is to blame, or those who could not."""
+        for sender, accusers in self._accused.items():
+            pullers = set(plan.pullers.get(sender, ()))
+            if pullers & self._done:
+                continue  # others have it
+            waiting = [m for m in self.members if m.index in pullers and m.doing == "exchanging"]
+            if len(accusers) > 1 or not waiting or self.members[sender].handle is None:
+                self.rejected.setdefault(sender, "lost")
+
+    def _patience(self, began: float, enough_at: float) -> float:
+        return enough_at + max(PATIENCE * (enough_at - began), LEAST_PATIENCE)
+
+    def _enough(self) -> bool:
+        """Whether the next step could be decoded from those who have this one."""
+        done = np.zeros(self.code.num_workers, bool)
+        done[sorted(self._done)] = True
+        return bool(self.code.is_decodable(done))
+
+    def _refused(self, member: Member, plan: Plan) -> bool:
+        outcome = self.outcomes.get(member.index)
+        return member.about is plan and outcome is not None and not outcome.ok
+
+    def _make_plan(self, survivors: Bool[np.ndarray, " workers"]) -> Plan | None:
+        weights, recovered_from = self._weights(survivors)
+        if not weights.any():
+            self._give_up(0.0, survivors)
+        self._attempts += 1
+        used = [int(i) for i in np.flatnonzero(np.any(weights != 0, axis=0))]
+        ready = [m.index for m in self.members if m.step == self.number and m.handle is not None]
+        ready = [i for i in ready if self.members[i].doing in ("idle", "exchanging")]
+        holders, pullers = transfers(self.code, used, self.reports, ready)
+        counted = {i: self.reports[i] for i in np.flatnonzero(recovered_from).tolist()}
+        examples = values_of(self.code, counted)[0]
+        handles = {i: m.handle for i in {*ready, *used} if (m := self.members[i]).handle}
+        headers = {i: self.reports[i].header for i in used}
+        total = examples / self._rows
+        self.plan = Plan(
+            self.number, self._attempts, weights, total, headers, holders, pullers, handles
+        )
+        if self._master is not None:
+            recovered, failed = self._master(self.plan, self._store)
+            if failed:
+                self.rejected.update(failed)
+                self.plan = self.plan._replace(headers={})
+                return None
+            self.plan = self.plan._replace(recovered=recovered)
+        return self.plan
+
+    def _weights(self, survivors: Bool[np.ndarray, " workers"]) -> tuple[np.ndarray, np.ndarray]:
+        """D, and whose partitions are in the sum: a block that is lost is left out of both."""
+        code = self.code
+        weights = code.decoding_weights(survivors)
+        if code.block is None or bool(code.is_decodable(survivors)):
+            return weights, survivors
+        answers = np.bincount(code.block[survivors], minlength=code.num_partitions)
+        kept = survivors & (answers >= code.num_fragments)[code.block]
+        return np.where(kept, weights, 0.0), kept
+
+    def _exchanged(self, member: Member, plan: Plan, outcome: Outcome) -> None:
+        self.outcomes[member.index] = outcome
+        if plan is not self.plan:
+            return
+        if outcome.ok:
+            self._done.add(member.index)
+            return
+        if not outcome.failed:  # it is not where it should be
+            member.step = -1
+        for worker, reason in outcome.failed.items():
+            if reason == "lost":
+                self._accused.setdefault(worker, set()).add(member.index)
+            else:
+                self.rejected.setdefault(worker, reason)
+
+    def _skip(self, limit: float) -> bool:
+        """Go on without an update."""
+        self._attempts += 1
+        weights = np.zeros((self.code.num_fragments, self.code.num_workers))
+        self.plan = plan = Plan(self.number, self._attempts, weights, 1.0, {}, {}, {}, {})
+        self._done = set()
+        ready = [m for m in self.members if m.doing == "idle" and m.step == self.number]
+        for member in ready:
+            task = member.handle.exchange.remote([plan], self._commit)
+            member.assign("exchanging", task, plan)
+        while any(m.doing == "exchanging" and m.about is plan for m in ready):
+            self._listen(1.0)
+        if not self._done:
+            self._give_up(limit - self.started, self._usable())
+        return False
+
+    def _give_up(self, seconds: float, heard: Bool[np.ndarray, " workers"]) -> None:
+        absent = [m for m in self.members if m.index not in self.reports]
+        names = [m.describe() for m in absent]
+        names += [f"worker {i} ({why})" for i, why in sorted(self.rejected.items())]
+        if self.members.failure and all(m.doing in ("gone", "resting") for m in absent):
+            raise WorkerError(
+                f"step {self.number} cannot be decoded from {int(heard.sum())} of "
+                f"{self.code.num_workers} workers; without {', '.join(names)}. The last failure: "
+                f"{self.members.failure}"
+            )
+        raise TimeoutError(
+            f"step {self.number} needs answers that decode within {seconds:g} s; got "
+            f"{int(heard.sum())} of {self.code.num_workers}, and waited for {', '.join(names)}: "
+            'allow a longer deadline, more stragglers, or on_undecodable="approximate"'
+        )
+
+    def finish(self) -> set[int]:
+        """Note who has the new state; returns them."""
+        done = set(self._done)
+        for index in done:
+            member = self.members[index]
+            if member.handle is not None:
+                member.step = self.number + 1
+        return done
+
+
+def fetch_to_master(plan: Plan, store: Store, layout: Any, timeout: float) -> Any:
+    """The numbers of a plan's messages at the driver; and why some are missing."""
+    puller = Puller(-1, store, layout, ask, take, timeout)
+    everyone = plan._replace(pullers={sender: [-1] for sender in plan.headers})
+    messages, failed = puller.fetch(everyone)
+    return messages, failed, puller.bytes_in

@@ -1,0 +1,249 @@
+"""Messages on their way: each stays with its maker, in parts that others fetch.
+
+Parts are small enough to travel inside the reply of an actor's call, which is quicker than a shared
+object store: nothing is allocated, located or pinned. Where several workers hold a message each is
+asked for its share, and where one link would have to serve several readers, every reader fetches
+other parts first and hands them on: each byte leaves the maker once.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+from jaxcode.cluster.plans import Plan
+from jaxcode.cluster.wire import HEADER_BYTES, Header, Layout, Rejected, verify
+
+# Below Ray's limit (100 KiB) for what a reply carries itself.
+PART_BYTES = 96_000
+# Few large parts of what is long: a call costs about as much as 100 kB.
+MOST_PARTS = 64
+# Steps whose messages are kept for those who catch up, and bytes of them, the newest step aside.
+KEPT_STEPS, KEPT_BYTES = 8, 256_000_000
+
+
+def part_bytes(length: int) -> int:
+    """The size of a message's parts.
+
+    Example:
+        >>> part_bytes(1_000_000), part_bytes(64_000_000)
+        (96000, 1000000)
+    """
+    return max(PART_BYTES, -(-length // MOST_PARTS))
+
+
+def spans(length: int) -> Iterator[tuple[int, int]]:
+    """Where the parts of a message begin and end; its header counts as part of it.
+
+    Example:
+        >>> list(spans(200_000 - HEADER_BYTES))
+        [(0, 96000), (96000, 192000), (192000, 200000)]
+    """
+    size, whole = part_bytes(length), length + HEADER_BYTES
+    for start in range(0, whole, size):
+        yield start, min(start + size, whole)
+
+
+class Store:
+    """Messages of recent steps, whole or arriving, that other threads wait for."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._steps: OrderedDict[int, dict[int, _Held]] = OrderedDict()
+
+    def put(self, step: int, sender: int, data: bytes | bytearray) -> None:
+        """Keep a whole message."""
+        with self._changed:
+            held = self._message(step, sender, len(data))
+            held.data[:] = data
+            held.there = set(range(len(held.spans)))
+            self._changed.notify_all()
+
+    def begin(self, step: int, sender: int, length: int) -> "_Held":
+        """Make room for a message that arrives in parts; keeps what is there of it."""
+        with self._changed:
+            return self._message(step, sender, length + HEADER_BYTES)
+
+    def arrived(self, held: "_Held", part: int, data: Any) -> None:
+        """Add a part."""
+        start, stop = held.spans[part]
+        if len(data) != stop - start:
+            raise Rejected("length", f"part {part} has {len(data)} bytes, not {stop - start}")
+        held.data[start:stop] = data
+        with self._changed:
+            held.there.add(part)
+            self._changed.notify_all()
+
+    def drop(self, step: int, sender: int) -> None:
+        """Forget a message that was damaged."""
+        with self._changed:
+            self._steps.get(step, {}).pop(sender, None)
+
+    def get(self, step: int, sender: int) -> memoryview | None:
+        """A message, if it is all there."""
+        with self._changed:
+            held = self._steps.get(step, {}).get(sender)
+            return memoryview(held.data) if held is not None and held.whole else None
+
+    def part(self, step: int, sender: int, part: int, timeout: float) -> bytes | None:
+        """One part, waited for; None if it does not come."""
+        end = time.monotonic() + timeout
+        with self._changed:
+            while True:
+                held = self._steps.get(step, {}).get(sender)
+                if held is not None and part in held.there:
+                    start, stop = held.spans[part]
+                    return bytes(held.data[start:stop])
+                left = end - time.monotonic()
+                if left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def _message(self, step: int, sender: int, nbytes: int) -> "_Held":
+        messages = self._steps.setdefault(step, {})
+        if sender not in messages or len(messages[sender].data) != nbytes:
+            messages[sender] = _Held(nbytes)
+        self._forget(max(self._steps))
+        return messages[sender]
+
+    def _forget(self, newest: int) -> None:
+        used = 0
+        for step in sorted(self._steps, reverse=True):
+            used += sum(len(held.data) for held in self._steps[step].values())
+            if step <= newest - KEPT_STEPS or (step < newest and used > KEPT_BYTES):
+                del self._steps[step]
+
+
+class _Held:
+    """A message, and which of its parts are there."""
+
+    def __init__(self, nbytes: int):
+        self.data = bytearray(nbytes)
+        self.spans = list(spans(nbytes - HEADER_BYTES))
+        self.there: set[int] = set()
+
+    @property
+    def whole(self) -> bool:
+        return len(self.there) == len(self.spans)
+
+
+def sources(plan: Plan, sender: int, me: int, part: int, parts: int) -> list[int]:
+    """Whom to ask for a part of a message, in order; those who merely hand it on come first.
+
+    Example:
+        >>> from jaxcode.cluster.wire import Header
+        >>> plan = Plan(0, 0, None, 1.0, {}, {2: [2]}, {2: [0, 1]}, {})
+        >>> [sources(plan, 2, 0, part, 8) for part in range(4)]
+        [[2], [1, 2], [2], [1, 2]]
+    """
+    holders, pullers = plan.holders[sender], plan.pullers[sender]
+    if me not in pullers:  # catching up: everybody has it by now
+        everyone = [i for i in [*holders, *pullers] if i != me]
+        turn = (part + me) % max(len(everyone), 1)
+        return everyone[turn:] + everyone[:turn]
+    place = pullers.index(me)
+    turn = (part + place) % len(holders)
+    rotated = holders[turn:] + holders[:turn]
+    if len(holders) >= len(pullers) or parts < 2 * len(pullers):
+        return rotated
+    first = pullers[part % len(pullers)]
+    return rotated if first == me else [first, *rotated]
+
+
+class Puller:
+    """Fetches the messages of a plan that are not here.
+
+    Args:
+        me: the worker's index, or -1 for a master.
+        store: where messages are kept, and handed on from.
+        layout: of every message.
+        ask: ``ask(handle, step, sender, part)`` returns a reference to a part.
+        take: ``take(reference, timeout)`` returns its bytes, or raises.
+        timeout: seconds without a part after which its source counts as lost.
+    """
+
+    def __init__(self, me: int, store: Store, layout: Layout, ask: Any, take: Any, timeout: float):
+        self.me, self.store, self.layout = me, store, layout
+        self._ask, self._take, self._timeout = ask, take, timeout
+        self.bytes_in = 0
+
+    def fetch(self, plan: Plan) -> tuple[dict[int, memoryview], dict[int, str]]:
+        """The numbers of every message of the plan, and why those are missing that are."""
+        wanted = [i for i in plan.headers if self.store.get(plan.step, i) is None]
+        asked = {sender: self._request(plan, sender) for sender in wanted}
+        failed: dict[int, str] = {}
+        for sender in wanted:
+            try:
+                self._collect(plan, sender, asked[sender])
+            except Rejected as error:
+                failed[sender] = error.reason
+        numbers: dict[int, memoryview] = {}
+        for sender, head in plan.headers.items():
+            if sender in failed:
+                continue
+            try:
+                numbers[sender] = self._checked(plan.step, sender, head)
+            except Rejected as error:
+                self.store.drop(plan.step, sender)
+                failed[sender] = error.reason
+        return numbers, failed
+
+    def _request(self, plan: Plan, sender: int) -> tuple[Any, list[Any]]:
+        held = self.store.begin(plan.step, sender, plan.headers[sender].length)
+        parts = range(len(held.spans))
+        pending = []
+        # What others have to hand on is asked for first, so that they have it soon.
+        for part in parts:
+            if part in held.there:
+                continue
+            order = sources(plan, sender, self.me, part, len(parts))
+            order = [i for i in order if i in plan.handles]
+            handle = plan.handles[order[0]] if order else None
+            reference = None if handle is None else self._ask(handle, plan.step, sender, part)
+            pending.append((part, order, reference))
+        pending.sort(key=lambda item: len(item[1]))
+        return held, pending
+
+    def _collect(self, plan: Plan, sender: int, asked: tuple[Any, list[Any]]) -> None:
+        held, pending = asked
+        lost: set[int] = set()
+        for part, order, reference in pending:
+            data = self._first(plan, sender, part, order, reference, lost)
+            if data is None:
+                raise Rejected("lost", f"part {part} of worker {sender}'s message")
+            self.bytes_in += len(data)
+            self.store.arrived(held, part, data)
+
+    def _first(
+        self, plan: Plan, sender: int, part: int, order: list[int], reference: Any, lost: set[int]
+    ) -> bytes | None:
+        """A part from the first of its sources that gives it; the others are not asked again."""
+        for place, source in enumerate(order):
+            if source in lost or source not in plan.handles:
+                continue
+            if place:
+                reference = self._ask(plan.handles[source], plan.step, sender, part)
+            data = self._try(reference)
+            if data is not None:
+                return data
+            lost.add(source)
+        return None
+
+    def _try(self, reference: Any) -> bytes | None:
+        try:
+            return self._take(reference, self._timeout)
+        except Exception:  # a source that is gone, whichever way Ray says so
+            return None
+
+    def _checked(self, step: int, sender: int, expected: Header) -> memoryview:
+        data = self.store.get(step, sender)
+        if data is None:
+            raise Rejected("lost")
+        head = Header.unpack(data)
+        head.check(expected)
+        if head.crc != expected.crc:
+            raise Rejected("checksum")
+        numbers = data[HEADER_BYTES:]
+        verify(numbers, head, self.layout)
+        return numbers
