@@ -75,6 +75,8 @@ class Step:
             if survivors is not None and self._settle(survivors, limit):
                 return True
             if survivors is not None:
+                self._listen(0.01)  # for those who can take part
+                self._check_time(limit)
                 continue
             over = time.monotonic() >= limit or not self._hope()
             if over and not approximate:
@@ -231,18 +233,23 @@ class Step:
             if not busy or (enough_at is not None and now >= self._patience(began, enough_at)):
                 if enough or not busy:
                     return True
-            if not enough and now >= limit + (limit - self.started):
-                names = ", ".join(m.describe() for m in busy)
-                raise TimeoutError(
-                    f"step {self.number} needs its messages to be fetched; waited for {names}: "
-                    "check the links, or allow a longer deadline"
-                )
+            if not enough:
+                self._check_time(limit)
             end = self._patience(began, enough_at) if enough_at is not None else now + 0.5
             self._listen(end - now)
             for member in self.members:  # those who are behind go on catching up
                 if member.doing == "idle" and member.step < self.number:
                     if now >= member.rest_until:
                         self._bring_up(member)
+
+    def _check_time(self, limit: float) -> None:
+        """Fetching may take as long again as answering."""
+        if time.monotonic() >= limit + (limit - self.started):
+            names = ", ".join(m.describe() for m in self.members if m.index not in self._done)
+            raise TimeoutError(
+                f"step {self.number} needs its messages to be fetched; waited for {names}: check "
+                "the links, or allow a longer deadline"
+            )
 
     def _judge(self, plan: Plan) -> None:
         """Whether a message that some could not fetch is to blame, or those who could not."""
