@@ -13,7 +13,7 @@ import ray
 from jaxcode.cluster.faults import Fault, of_worker
 from jaxcode.cluster.plans import Plan, Report
 from jaxcode.cluster.transfer import Puller, Store
-from jaxcode.cluster.wire import Header, Layout, Rejected, header
+from jaxcode.cluster.wire import HEADER_BYTES, Header, Layout, Rejected, header
 from jaxcode.code import Code
 
 # How long one who hands on a part waits for it; who asked then asks the maker.
@@ -36,14 +36,14 @@ class Outcome(NamedTuple):
     """What came of a plan at one worker.
 
     Attributes:
-        ok: the next state is staged.
+        done: how many plans were followed: all of them, if the state after them is staged.
         failed: messages that could not be used, and why.
         bytes_in: fetched for this plan.
         bytes_out: handed out since the worker started.
         seconds: fetching, decoding and applying.
     """
 
-    ok: bool
+    done: int
     failed: dict[int, str]
     bytes_in: int
     bytes_out: int
@@ -77,6 +77,7 @@ class WorkerProcess:
         self._faults, self._timeout = faults, timeout
         self._replica: Any = None
         self._store = Store()
+        self._peers: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._sent = 0
         self._silent = threading.Event()
@@ -161,29 +162,38 @@ class WorkerProcess:
         if "raise" in faults:
             raise RuntimeError(f"injected at worker {self._worker}, step {step}")
 
-    def exchange(self, plans: list[Plan], commit: Token, *, at_once: bool = False) -> Outcome:
+    def exchange(
+        self,
+        plans: list[Plan],
+        commit: Token,
+        peers: dict[int, Any] | None,
+        *,
+        at_once: bool = False,
+    ) -> Outcome:
         """Fetch what the plans use, and stage the state after them; each but the last is final.
 
         Args:
             plans: of consecutive steps, from this replica's on.
             commit: what was staged before and is now final.
+            peers: all workers' actors, where they are others than before.
             at_once: the last is final too.
         """
         self._commit(commit)
+        self._peers = self._peers if peers is None else peers
         bytes_in, spent = 0, (0.0, 0.0, 0.0)
         for number, plan in enumerate(plans):
             if plan.step != self._replica.step:
-                return Outcome(False, {}, bytes_in, self._sent, spent)
+                return Outcome(number, {}, bytes_in, self._sent, spent)
             try:
                 failed, taken, spent = self._follow(plan)
             except Rejected as error:
                 failed, taken = dict.fromkeys(plan.headers, error.reason), 0
             bytes_in += taken
             if failed:
-                return Outcome(False, failed, bytes_in, self._sent, spent)
+                return Outcome(number, failed, bytes_in, self._sent, spent)
             if at_once or number < len(plans) - 1:
                 self._commit(plan.token)
-        return Outcome(True, {}, bytes_in, self._sent, spent)
+        return Outcome(len(plans), {}, bytes_in, self._sent, spent)
 
     def _follow(self, plan: Plan) -> tuple[dict[int, str], int, tuple[float, float, float]]:
         started = time.perf_counter()
@@ -195,25 +205,30 @@ class WorkerProcess:
             if zlib.crc32(numbers) != plan.recovered[1]:
                 raise Rejected("checksum", "of the master's payload")
             fetched = time.perf_counter() - started
-            spent = self._replica.stage_recovered(plan.token, numbers, plan.total)
+            spent = self._replica.stage_recovered(plan.token, numbers)
             return {}, len(numbers), (fetched, *spent)
         self._reproduce(plan)
         puller = Puller(self._worker, self._store, self._replica.layout, ask, take, self._timeout)
-        messages, failed = puller.fetch(plan)
+        peers = {i: self._peers[i] for i in plan.there if i in self._peers}
+        messages, failed = puller.fetch(plan._replace(handles=peers))
         fetched = time.perf_counter() - started
         if failed:
             return failed, puller.bytes_in, (fetched, 0.0, 0.0)
-        spent = self._replica.stage(plan.token, messages, plan.weights, plan.total)
+        spent = self._replica.stage(plan.token, messages, plan.weights)
         return {}, puller.bytes_in, (fetched, *spent)
 
     def _reproduce(self, plan: Plan) -> None:
         """Messages of this worker's own block that it computed itself, to the last bit."""
         code, replica = self._replica.code, self._replica
-        if code.block is None or self._store.get(plan.step, self._worker) is None:
+        own = self._store.get(plan.step, self._worker)
+        if code.block is None or own is None:
             return
         for sender, head in plan.headers.items():
             if code.block[sender] == code.block[self._worker] and sender != self._worker:
-                numbers = replica.message_of(sender)
+                if Header.unpack(own).crc == head.crc:  # with one fragment, most often
+                    numbers = bytes(own[HEADER_BYTES:])
+                else:
+                    numbers = replica.message_of(sender)
                 if zlib.crc32(numbers) == head.crc:
                     self._store.put(plan.step, sender, head.pack() + numbers)
 
@@ -256,8 +271,8 @@ class WorkerProcess:
         with self._lock:
             self._replica.commit(commit)
             leaves, step = self._replica.leaves(), self._replica.step
-        layout = Layout.of(leaves)
-        numbers = layout.join(leaves)
+            layout = Layout.of(leaves)
+            numbers = layout.join(leaves)
         self._snapshot = (step, numbers)
         return step, layout, len(numbers), zlib.crc32(numbers)
 

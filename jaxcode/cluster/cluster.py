@@ -248,8 +248,8 @@ class Cluster:
         return report
 
     def _remember(self, plan: Plan) -> None:
-        """Keep a plan for those who are behind, without the actors, which may change."""
-        self._past[plan.step] = plan._replace(handles={})
+        """Keep a plan for those who are behind."""
+        self._past[plan.step] = plan
         payload = sum(head.length for head in plan.headers.values())
         kept = KEPT_STEPS if payload * KEPT_STEPS <= KEPT_BYTES else 1
         for step in [x for x in self._past if x <= plan.step - kept]:
@@ -263,7 +263,7 @@ class Cluster:
         survivors[list(plan.headers)] = True
         answered = {i: r for i, r in step.reports.items() if i not in step.rejected}
         _, loss, aux, missing = values_of(self.code, answered)
-        outcomes = {i: o for i, o in step.outcomes.items() if o.ok}
+        outcomes = {i: o for i, o in step.outcomes.items() if o.done}
         fetched, decoded, applied = (
             float(np.median([o.seconds[j] for o in outcomes.values()])) if outcomes else 0.0
             for j in range(3)
@@ -292,7 +292,7 @@ class Cluster:
             late={m.index: now - decodable for m in self._members if m.index not in step.reports},
             dropped=dropped,
             rejected=dict(step.rejected),
-            error=0.0 if exact else float(self.code.decoding_error(survivors, plan.weights)),
+            error=0.0 if exact else float(self.code.decoding_error(survivors)),
             skipped=skipped,
             missing=missing,
             bytes_in=[outcomes[i].bytes_in if i in outcomes else -1 for i in range(n)],
@@ -311,7 +311,7 @@ class Cluster:
         )
 
     def _decode_for_all(self, plan: Plan, store: Store) -> tuple[Any, dict[int, str]]:
-        """At the master: fetch and decode the messages, and put the payload where all can get it."""
+        """At the master: fetch and decode the messages, and offer the payload to all."""
         master = self._master
         assert master is not None
         messages, failed, _ = fetch_to_master(plan, store, master.layout, self._fetch_timeout)
@@ -464,7 +464,7 @@ class Cluster:
                 self._members.stop(member)
                 self._members.start(member, self.step_number)
             member.task = None
-        commits = [m.handle.exchange.remote([], self._commit) for m in self._members]
+        commits = [m.handle.exchange.remote([], self._commit, None) for m in self._members]
         self._start(code, kept)
         ray.get(commits)
         self.code, self._past = code, {}

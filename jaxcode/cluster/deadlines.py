@@ -43,6 +43,8 @@ class AdaptiveDeadline:
         self.factor = real(call, "factor", factor, low=1, high=1e6, cure="Give a multiple.")
         self.least = real(call, "least", least, low=0, high=1e9, cure="Give seconds.")
         self.most = real(call, "most", most, low=self.least, high=1e9, cure="Give seconds.")
+        if not self.most:
+            raise ValueError(f"`{call}` needs most above 0; got {most!r}. Give seconds.")
         window = integer(call, "window", window, 1, 10**6, "Count steps.")
         self._waits: deque[float] = deque(maxlen=window)
 
@@ -55,7 +57,8 @@ class AdaptiveDeadline:
     @property
     def seconds(self) -> float:
         """How long the next step waits at most."""
-        if len(self._waits) < 3:
+        # Three steps say something; a window shorter than that is full earlier.
+        if len(self._waits) < min(3, self._waits.maxlen or 3):
             return self.most
         usual = float(np.quantile(np.asarray(self._waits), 0.9))
         return min(max(self.factor * usual, self.least), self.most)

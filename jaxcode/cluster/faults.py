@@ -20,7 +20,7 @@ KINDS = {
 }
 # Kinds that last for some seconds.
 _TIMED = {"stall": 3.0}
-_FORM = re.compile(r"([a-z]+):(\d+)@(\d+)(?:-(\d+))?(?::([0-9.]+))?")
+_FORM = re.compile(r"([a-z]+):(\d+)@(\d+)(?:-(\d+))?(?::([0-9.]+))?", re.ASCII)
 
 
 class Fault(NamedTuple):
@@ -106,13 +106,12 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
             )
         kind, worker, first, last, seconds = match.groups()
         try:
+            until = None if last is None else int(last)
             duration = None if seconds is None else float(seconds)
+            fault = fail_at(int(worker), int(first), kind, until=until, seconds=duration)
         except ValueError as error:
-            raise ValueError(
-                f"`parse_faults` needs seconds as a number; got {part!r}. Write stall:1@5:3.0."
-            ) from error
-        until = None if last is None else int(last)
-        faults.append(fail_at(int(worker), int(first), kind, until=until, seconds=duration))
+            raise ValueError(f"`parse_faults` cannot read {part!r}: {error}") from error
+        faults.append(fault)
     return tuple(faults)
 
 

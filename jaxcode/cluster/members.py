@@ -39,6 +39,7 @@ class Member:
         restarts: how often it was started again.
         rest_until: when to try again.
         why: what it died of, for errors.
+        knows: the version of the workers' list that it was told.
     """
 
     index: int
@@ -51,6 +52,7 @@ class Member:
     restarts: int = 0
     rest_until: float = 0.0
     why: str = ""
+    knows: int = -1
 
     def assign(self, doing: Doing, task: Any, about: Any = None) -> None:
         """Note what the worker was asked to do."""
@@ -87,6 +89,7 @@ class Members:
         self.all: list[Member] = []
         self.restarted: list[int] = []
         self.failure: str = ""
+        self._version = 0
 
     def __iter__(self) -> Any:
         return iter(self.all)
@@ -94,8 +97,8 @@ class Members:
     def __getitem__(self, index: int) -> Member:
         return self.all[index]
 
-    def start(self, member: Member, step: int) -> None:
-        """Make the worker's process."""
+    def start(self, member: Member, step: int) -> Any:
+        """Make the worker's process; returns its actor."""
         faults = tuple(
             fault
             for fault in self._faults
@@ -112,7 +115,9 @@ class Members:
             .options(max_restarts=0, max_task_retries=0, runtime_env=environment, **options)
             .remote(member.index, self._training, faults, _settings(), self._timeout)
         )
-        member.step, member.why = -1, ""
+        member.step, member.why, member.knows = -1, "", -1
+        self._version += 1
+        return member.handle
 
     def failed(self, member: Member, error: Exception) -> None:
         """A worker died or raised: say so at once, and start it again after a while."""
@@ -136,6 +141,13 @@ class Members:
             ray.kill(member.handle)
         member.handle, member.task, member.about, member.step = None, None, None, -1
         member.doing, member.since = "resting", time.monotonic()
+
+    def news(self, member: Member) -> dict[int, Any] | None:
+        """All workers' actors, where this worker was not told yet: sending them takes time."""
+        if member.knows == self._version:
+            return None
+        member.knows = self._version
+        return {m.index: m.handle for m in self.all if m.handle is not None}
 
     def wait(self, timeout: float) -> list[tuple[Member, Any, Exception | None]]:
         """Who finished, with the result or the exception; waits for one at least."""

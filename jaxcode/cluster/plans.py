@@ -17,24 +17,25 @@ class Plan(NamedTuple):
     Attributes:
         step: it is for.
         attempt: how many plans this step had before.
-        weights: D (m, n) of the survivors.
-        total: examples in the mean, in multiples of a partition's rows.
+        weights: D (m, n) of the survivors, divided by the number of examples in the mean, in
+            multiples of a partition's rows.
         headers: of the survivors' messages that are used, by worker.
         holders: per message the workers that hold its numbers before any of it is fetched.
         pullers: per message the workers that fetch it.
-        handles: actors by worker, of all who take part.
-        recovered: a reference to the decoded payload, where a master decodes.
+        handles: actors by worker, of all who take part; put in by whoever fetches.
+        recovered: a reference to the decoded payload, and its checksum, where a master decodes.
+        there: who takes part.
     """
 
     step: int
     attempt: int
     weights: Float[np.ndarray, "fragments workers"]
-    total: float
     headers: dict[int, Header]
     holders: dict[int, list[int]]
     pullers: dict[int, list[int]]
     handles: dict[int, Any]
     recovered: Any = None
+    there: tuple[int, ...] = ()
 
     @property
     def token(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ replicas take the same step, or none does.
 import dataclasses
 import functools
 import time
+import warnings
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -93,6 +94,7 @@ class Replica:
         self.state = State(arrays, jax.jit(training.optimizer.init)(arrays))
         self.step = 0
         self._staged: tuple[tuple[int, int], State] | None = None
+        self._spare: State | None = None
         self._payload_of = jax.jit(self._payload, static_argnames="padded")
         self.configure(code, rows)
 
@@ -119,9 +121,10 @@ class Replica:
         recovered = jax.eval_shape(self._recovered, everyone, weights)
         self.recovered_tree = jax.tree.structure(recovered)
         self.recovered_layout = wire.Layout.of(jax.tree.leaves(recovered))
-        self._decode = jax.jit(self._decoded)
         self._recover = jax.jit(self._recovered)
-        self._finish = jax.jit(self._finished)
+        self._decode = _writing_over(self._decoded)
+        self._finish = _writing_over(self._finished)
+        self._old_grads: Any = None
         self._buffers = [
             np.zeros((code.num_workers, *shape), dtype)
             for shape, dtype in zip(self.layout.shapes, self.layout.types, strict=True)
@@ -169,35 +172,31 @@ class Replica:
         return [np.asarray(x) for x in jax.tree.leaves(message)]
 
     def stage(
-        self, token: tuple[int, int], messages: dict[int, Any], weights: np.ndarray, total: float
+        self, token: tuple[int, int], messages: dict[int, Any], weights: np.ndarray
     ) -> tuple[float, float]:
         """Make the next state from survivors' numbers, to take over at `commit`.
 
         Args:
             token: names this state: the step and which attempt at it.
             messages: numbers by worker; those of others are not read.
-            weights: D (m, n).
-            total: examples in the mean, in multiples of `rows`.
+            weights: D (m, n), divided by the number of examples in multiples of `rows`.
 
         Returns:
             Seconds of decoding, and of the optimizer.
 
         Raises:
-            Rejected: the gradient or the new parameters are not finite.
+            Rejected: the new parameters are not finite.
         """
         started = time.perf_counter()
-        weights = weights.astype(np.float32)
-        decoded = self._decode(self.state.params, self._stack(messages), weights, total)
-        return self._keep(token, started, *decoded)
+        arguments = self._stack(messages), weights.astype(np.float32)
+        return self._keep(token, started, self._decode, arguments)
 
-    def stage_recovered(
-        self, token: tuple[int, int], numbers: Any, total: float
-    ) -> tuple[float, float]:
+    def stage_recovered(self, token: tuple[int, int], numbers: Any) -> tuple[float, float]:
         """As `stage`, from what `recover` made of the messages."""
         started = time.perf_counter()
         leaves = self.recovered_layout.split(numbers)
         recovered = jax.tree.unflatten(self.recovered_tree, leaves)
-        return self._keep(token, started, *self._finish(self.state.params, recovered, total))
+        return self._keep(token, started, self._finish, (recovered,))
 
     def recover(self, messages: dict[int, Any], weights: np.ndarray) -> bytes:
         """The decoded payload, in factors where it is: what a master sends back."""
@@ -205,26 +204,44 @@ class Replica:
         return self.recovered_layout.join([np.asarray(x) for x in jax.tree.leaves(recovered)])
 
     def _keep(
-        self, token: tuple[int, int], started: float, grads: Any, finite: Any
+        self, token: tuple[int, int], started: float, decode: Any, arguments: tuple[Any, ...]
     ) -> tuple[float, float]:
-        if not finite:
-            raise wire.Rejected("not finite", "the decoded gradient")
+        self._discard()
+        params = self.state.params
+        # Written over: fresh memory for every step would cost as much time as the numbers in it.
+        old, self._old_grads = self._old_grads, None
+        grads = decode(_like(params) if old is None else old, params, *arguments)
+        jax.block_until_ready(grads)
         decoded = time.perf_counter()
-        state, finite = self._apply(self.state, grads)
-        if not finite:
-            raise wire.Rejected("not finite", "the new parameters")
+        spare, self._spare = self._spare, None
+        state, finite = self._apply(
+            _like(self.state) if spare is None else spare, self.state, grads
+        )
+        self._old_grads = grads
         self._staged = (token, state)
+        if not finite:
+            self._discard()
+            raise wire.Rejected("not finite", "the new parameters")
         return decoded - started, time.perf_counter() - decoded
+
+    def _discard(self) -> None:
+        """Give up what is staged; its memory serves the next."""
+        if self._staged is not None and self._staged[1] is not self.state:
+            self._spare = self._staged[1]
+        self._staged = None
 
     def skip(self, token: tuple[int, int]) -> None:
         """Stage the state as it is: a step without an update."""
+        self._discard()
         self._staged = (token, self.state)
 
     def commit(self, token: tuple[int, int] | None) -> None:
         """Take over the state that was staged under this token; again is no harm."""
         if token is not None and self._staged is not None and self._staged[0] == token:
-            self.state, self.step = self._staged[1], token[0] + 1
+            old, self.state, self.step = self.state, self._staged[1], token[0] + 1
             self._staged = None
+            if old is not self.state:
+                self._spare = old
 
     def load(self, leaves: list[np.ndarray], step: int) -> None:
         """Take over another replica's state."""
@@ -236,10 +253,10 @@ class Replica:
             for x, old in zip(leaves, like, strict=True)
         ]
         self.state = jax.tree.unflatten(jax.tree.structure(self.state), arrays)
-        self.step, self._staged = step, None
+        self.step, self._staged, self._spare = step, None, None
 
     def leaves(self) -> list[np.ndarray]:
-        """The state's arrays on the host; keys as their data."""
+        """The state's arrays on the host, to be copied before the next step; keys as their data."""
         return [
             np.asarray(jax.random.key_data(x) if is_key(x) else x)
             for x in jax.tree.leaves(self.state)
@@ -251,8 +268,8 @@ class Replica:
         computed = self.compute(worker)
         weights = np.zeros((self.code.num_fragments, self.code.num_workers))
         messages = dict.fromkeys(range(self.code.num_workers), computed.numbers)
-        self.stage((here, -1), messages, weights, 1.0)
-        self._staged = None
+        self.stage((here, -1), messages, weights)
+        self._discard()
 
     def _stack(self, messages: dict[int, Any]) -> Any:
         for worker, numbers in messages.items():
@@ -281,15 +298,11 @@ class Replica:
     def _recovered(self, stacked: Any, weights: Any) -> Any:
         return decode(stacked, self.code, weights, like=self._like, combined=False)
 
-    def _decoded(self, params: Any, stacked: Any, weights: Any, total: Any) -> tuple[Any, Any]:
-        return self._finished(params, self._recovered(stacked, weights), total)
+    def _decoded(self, params: Any, stacked: Any, weights: Any) -> Any:
+        return self._finished(params, self._recovered(stacked, weights))
 
-    def _finished(self, params: Any, recovered: Any, total: Any) -> tuple[Any, Any]:
-        """The mean's dense gradient, and whether it is finite."""
-        total = jnp.asarray(total, jnp.float32)
-        grads = to_dense(combine(recovered, self._like), params)
-        grads = jax.tree.map(lambda x: _divided(x, total), grads)
-        return grads, _finite(grads)
+    def _finished(self, params: Any, recovered: Any) -> Any:
+        return to_dense(combine(recovered, self._like), params)
 
     @functools.cached_property
     def _apply(self) -> Callable[..., Any]:
@@ -299,9 +312,42 @@ class Replica:
                 optimizer = self.training.optimizer
                 updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
                 params = optax.apply_updates(state.params, updates)
-            return State(params, opt_state), _finite(params)
+            new = State(params, opt_state)
+            # What passes unchanged must not share memory with the old state, which is written over.
+            kept = {id(x) for x in jax.tree.leaves(state)}
+            new = jax.tree.map(lambda x: x.copy() if id(x) in kept else x, new)
+            return new, _finite(params)
 
-        return jax.jit(apply)
+        return _writing_over(apply)
+
+
+def _writing_over(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile ``function(*args)`` into one of ``(old, *args)`` whose result takes old's memory."""
+
+    def replacing(old: Any, *args: Any) -> Any:
+        del old
+        return function(*args)
+
+    compiled = jax.jit(replacing, donate_argnums=0, keep_unused=True)
+
+    def run(old: Any, *args: Any) -> Any:
+        with warnings.catch_warnings():  # arrays that pass unchanged leave their place unused
+            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            return compiled(old, *args)
+
+    return run
+
+
+def _like(tree: Any) -> Any:
+    """Arrays of the same shapes, with nothing in particular in them."""
+
+    def like(leaf: Any) -> Any:
+        if is_key(leaf):
+            zeros = jnp.zeros_like(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(leaf))
+        return jnp.zeros_like(leaf)
+
+    return jax.tree.map(like, tree)
 
 
 def num_rows(batch: Any, block: int, step: int) -> int:
@@ -332,7 +378,3 @@ def _finite(tree: Any) -> Any:
 
 def _is_float(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
-def _divided(grad: Any, total: Any) -> Any:
-    return (grad / total.astype(grad.dtype)) if _is_float(grad) else grad

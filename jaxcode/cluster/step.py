@@ -58,6 +58,7 @@ class Step:
         self._done: set[int] = set()
         self._accused: dict[int, set[int]] = {}
         self._attempts = self._raised = 0
+        self._known: dict[bytes, bool] = {}
         self._store = Store()
 
     def run(self, seconds: float, on_undecodable: Undecodable) -> bool:
@@ -94,8 +95,9 @@ class Step:
         now = time.monotonic()
         for member in self.members:
             if member.doing == "resting" and now >= member.rest_until and member.handle is None:
-                self.members.start(member, self.number)
-                task = member.handle.configure.remote(self.code, self._rows)
+                task = self.members.start(member, self.number).configure.remote(
+                    self.code, self._rows
+                )
                 member.assign("starting", task)
             if member.doing != "idle" or now < member.rest_until:
                 continue
@@ -110,8 +112,10 @@ class Step:
         missed = [self._past.get(step) for step in range(max(member.step, 0), self.number)]
         if member.step >= 0 and all(plan is not None for plan in missed):
             plans = [self._reachable(plan) for plan in missed if plan is not None]
-            task = member.handle.exchange.remote(plans, None, at_once=True)
-            member.assign("following", task, self.number)
+            task = member.handle.exchange.remote(
+                plans, None, self.members.news(member), at_once=True
+            )
+            member.assign("following", task, (self.number, len(plans)))
             return
         donors = [m for m in self.members if m.step == self.number and m.handle is not None]
         if not donors:
@@ -120,12 +124,13 @@ class Step:
         task = member.handle.adopt.remote(donor.handle, self._commit)
         member.assign("following", task)
 
+    def _exchange(self, member: Member, plan: Plan) -> Any:
+        return member.handle.exchange.remote([plan], self._commit, self.members.news(member))
+
     def _reachable(self, plan: Plan) -> Plan:
         """A past plan, with the workers that have it now and are there."""
-        handles = {
-            m.index: m.handle for m in self.members if m.handle is not None and m.step > plan.step
-        }
-        return plan._replace(handles=handles)
+        there = [m.index for m in self.members if m.handle is not None and m.step > plan.step]
+        return plan._replace(there=tuple(there))
 
     def _listen(self, timeout: float) -> None:
         """Wait for somebody to finish something, and note what it means."""
@@ -142,7 +147,8 @@ class Step:
             elif doing == "exchanging":
                 self._exchanged(member, about, result)
             elif isinstance(result, Outcome):  # it followed the plans it had missed
-                member.step = about if result.ok else -1
+                step, plans = about
+                member.step = step if result.done == plans else -1
             else:  # it took over a state
                 member.step = result
                 member.rest_until = 0.0 if result >= 0 else time.monotonic() + RETRY_SECONDS
@@ -187,7 +193,7 @@ class Step:
 
     def _survivors(self, *, approximate: bool) -> Bool[np.ndarray, " workers"] | None:
         usable = self._usable()
-        if bool(self.code.is_decodable(usable)) or (approximate and usable.any()):
+        if self._decodes(usable) or (approximate and usable.any()):
             if self.decodable_at is None:
                 self.decodable_at = time.monotonic()
             return usable
@@ -199,7 +205,7 @@ class Step:
         for member in self.members:
             unheard = member.index not in self.reports
             possible[member.index] |= unheard and member.doing != "gone"
-        return bool(self.code.is_decodable(possible))
+        return self._decodes(possible)
 
     def _next_restart(self) -> float:
         now = time.monotonic()
@@ -218,7 +224,7 @@ class Step:
             for member in self.members:
                 if member.doing == "idle" and member.step == self.number:
                     if member.index not in self._done and not self._refused(member, plan):
-                        task = member.handle.exchange.remote([plan], self._commit)
+                        task = self._exchange(member, plan)
                         member.assign("exchanging", task, plan)
             self._judge(plan)
             if self.rejected != failed_before:
@@ -268,11 +274,18 @@ class Step:
         """Whether the next step could be decoded from those who have this one."""
         done = np.zeros(self.code.num_workers, bool)
         done[sorted(self._done)] = True
-        return bool(self.code.is_decodable(done))
+        return self._decodes(done)
+
+    def _decodes(self, survivors: Bool[np.ndarray, " workers"]) -> bool:
+        """Whether these answers decode; asked often, of few patterns."""
+        pattern = survivors.tobytes()
+        if pattern not in self._known:
+            self._known[pattern] = bool(self.code.is_decodable(survivors))
+        return self._known[pattern]
 
     def _refused(self, member: Member, plan: Plan) -> bool:
         outcome = self.outcomes.get(member.index)
-        return member.about is plan and outcome is not None and not outcome.ok
+        return member.about is plan and outcome is not None and not outcome.done
 
     def _make_plan(self, survivors: Bool[np.ndarray, " workers"]) -> Plan | None:
         weights, recovered_from = self._weights(survivors)
@@ -285,14 +298,15 @@ class Step:
         holders, pullers = transfers(self.code, used, self.reports, ready)
         counted = {i: self.reports[i] for i in np.flatnonzero(recovered_from).tolist()}
         examples = values_of(self.code, counted)[0]
-        handles = {i: m.handle for i in {*ready, *used} if (m := self.members[i]).handle}
+        there = tuple(i for i in sorted({*ready, *used}) if self.members[i].handle is not None)
         headers = {i: self.reports[i].header for i in used}
-        total = examples / self._rows
+        weights = weights * (self._rows / examples)
         self.plan = Plan(
-            self.number, self._attempts, weights, total, headers, holders, pullers, handles
+            self.number, self._attempts, weights, headers, holders, pullers, {}, there=there
         )
         if self._master is not None:
-            recovered, failed = self._master(self.plan, self._store)
+            handles = {i: self.members[i].handle for i in there}
+            recovered, failed = self._master(self.plan._replace(handles=handles), self._store)
             if failed:
                 self.rejected.update(failed)
                 self.plan = self.plan._replace(headers={})
@@ -304,7 +318,7 @@ class Step:
         """D, and whose partitions are in the sum: a block that is lost is left out of both."""
         code = self.code
         weights = code.decoding_weights(survivors)
-        if code.block is None or bool(code.is_decodable(survivors)):
+        if code.block is None or self._decodes(survivors):
             return weights, survivors
         answers = np.bincount(code.block[survivors], minlength=code.num_partitions)
         kept = survivors & (answers >= code.num_fragments)[code.block]
@@ -314,7 +328,7 @@ class Step:
         self.outcomes[member.index] = outcome
         if plan is not self.plan:
             return
-        if outcome.ok:
+        if outcome.done:
             self._done.add(member.index)
             return
         if not outcome.failed:  # it is not where it should be
@@ -329,11 +343,11 @@ class Step:
         """Go on without an update."""
         self._attempts += 1
         weights = np.zeros((self.code.num_fragments, self.code.num_workers))
-        self.plan = plan = Plan(self.number, self._attempts, weights, 1.0, {}, {}, {}, {})
+        self.plan = plan = Plan(self.number, self._attempts, weights, {}, {}, {}, {})
         self._done = set()
         ready = [m for m in self.members if m.doing == "idle" and m.step == self.number]
         for member in ready:
-            task = member.handle.exchange.remote([plan], self._commit)
+            task = self._exchange(member, plan)
             member.assign("exchanging", task, plan)
         while any(m.doing == "exchanging" and m.about is plan for m in ready):
             self._listen(1.0)

@@ -132,8 +132,7 @@ def sources(plan: Plan, sender: int, me: int, part: int, parts: int) -> list[int
     """Whom to ask for a part of a message, in order; those who merely hand it on come first.
 
     Example:
-        >>> from jaxcode.cluster.wire import Header
-        >>> plan = Plan(0, 0, None, 1.0, {}, {2: [2]}, {2: [0, 1]}, {})
+        >>> plan = Plan(0, 0, None, {}, {2: [2]}, {2: [0, 1]}, {})
         >>> [sources(plan, 2, 0, part, 8) for part in range(4)]
         [[2], [1, 2], [2], [1, 2]]
     """

@@ -93,13 +93,17 @@ class Header(NamedTuple):
         """
         if len(data) < HEADER_BYTES:
             raise Rejected("header", f"needed {HEADER_BYTES} bytes, got {len(data)}")
-        magic, step, sender, block, fragment, name, length, crc = _FORM.unpack(
-            bytes(data[:HEADER_BYTES])
-        )
-        if magic != _MAGIC or not name.isascii():
+        raw = bytes(data[:HEADER_BYTES])
+        magic, step, sender, block, fragment, name, length, crc = _FORM.unpack(raw)
+        if magic != _MAGIC:
             raise Rejected("header", f"needed {_MAGIC!r}, got {magic!r}")
-        dtype = name.decode().rstrip()
-        return cls(step, sender, block, fragment, dtype, length, crc)
+        if not name.isascii():
+            raise Rejected("header", f"needed a dtype in ASCII, got {name!r}")
+        head = cls(step, sender, block, fragment, name.decode().rstrip(" "), length, crc)
+        # Neither the checksum nor a field covers the padding, so one form only is a header.
+        if head.pack() != raw:
+            raise Rejected("header", "its padding is not empty")
+        return head
 
     def check(self, expected: "Header") -> None:
         """Compare with what was asked for; the checksum is the numbers' to match.
@@ -109,7 +113,7 @@ class Header(NamedTuple):
         """
         for name, got, needed in zip(self._fields[:-1], self, expected, strict=False):
             if got != needed:
-                raise Rejected(name, f"needed {needed}, got {got}")
+                raise Rejected(name, f"needed {needed!r}, got {got!r}")
 
 
 class Layout(NamedTuple):
@@ -152,7 +156,7 @@ class Layout(NamedTuple):
     @property
     def dtype(self) -> str:
         """The header's dtype: the widest floating-point one, if there is any."""
-        floating = [x for x in self.types if not np.issubdtype(x, np.integer)]
+        floating = [x for x in self.types if _is_floating(x)]
         return max(floating or self.types or (np.dtype("uint8"),), key=lambda x: x.itemsize).name
 
     def join(self, arrays: Sequence[np.ndarray]) -> bytes:
@@ -197,7 +201,7 @@ def verify(numbers: bytes | bytearray | memoryview, head: Header, layout: Layout
         got = head.length if head.length != layout.nbytes else len(numbers)
         raise Rejected("length", f"needed {layout.nbytes} bytes, got {got}")
     if head.dtype != layout.dtype:
-        raise Rejected("dtype", f"needed {layout.dtype}, got {head.dtype}")
+        raise Rejected("dtype", f"needed {layout.dtype!r}, got {head.dtype!r}")
     if zlib.crc32(numbers) != head.crc:
         raise Rejected("checksum")
     if not all_finite(layout.split(numbers)):
@@ -211,11 +215,7 @@ def all_finite(arrays: Sequence[np.ndarray]) -> bool:
         >>> all_finite([np.ones(2), np.array([1])]), all_finite([np.array([np.inf])])
         (True, False)
     """
-    return all(
-        bool(np.isfinite(array).all())
-        for array in arrays
-        if not np.issubdtype(array.dtype, np.integer)
-    )
+    return all(bool(np.isfinite(array).all()) for array in arrays if _is_floating(array.dtype))
 
 
 class Inbox:
@@ -262,3 +262,8 @@ class Inbox:
 
 def _dtype(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _is_floating(dtype: np.dtype) -> bool:
+    # By name as well: to NumPy, bfloat16 and int4 are both of kind V.
+    return dtype.kind in "fc" or "float" in dtype.name

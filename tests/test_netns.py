@@ -1,0 +1,46 @@
+"""Hosts whose links are real: one is cut while a step is under way, and mended later."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hosts import Hosts, available
+
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not available(), reason="network namespaces need Linux, root and iproute2"),
+]
+CUT, MENDED = 5, 15
+
+
+def test_a_link_that_is_cut_loses_nothing_and_the_host_comes_back():
+    pytest.importorskip("ray")
+    program = str(Path(__file__).with_name("cut_link.py"))
+    steps, missing, difference = 0, {}, None
+    with Hosts(4, "200mbit") as hosts:
+        address = hosts.start_ray()
+        with subprocess.Popen(
+            hosts.command(0, sys.executable, program, address, "0.3"),
+            env=hosts.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as driver:  # fmt: skip
+            for line in driver.stdout:
+                word, *rest = line.split()
+                if word == "step":
+                    steps += 1
+                    at = rest.index("error")
+                    missing[int(rest[0])] = [int(i) for i in rest[2:at]]
+                    assert float(rest[at + 1]) == 0
+                    if int(rest[0]) == CUT:
+                        hosts.cut(3)
+                    if int(rest[0]) == MENDED:
+                        hosts.cut(3, mend=True)
+                elif word == "difference":
+                    difference, control = float(rest[0]), float(rest[2])
+            errors = driver.stderr.read()
+            assert driver.wait() == 0, errors
+    assert steps == 60
+    assert difference < 1e-5 < control
+    assert any(missing[step] == [3] for step in range(CUT + 1, MENDED))
+    assert missing[59] == []  # it follows again
