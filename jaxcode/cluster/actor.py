@@ -89,8 +89,8 @@ class WorkerProcess:
 
         return max(num_rows(self._training.data(int(b), 0), b, 0) for b in blocks)
 
-    def configure(self, code: Code, rows: int) -> Ready:
-        """Take a code, and compile for it."""
+    def configure(self, code: Code, rows: int, master: int) -> Ready:
+        """Take a code, and compile for it; `master` is 1 where a master decodes."""
         import jax
 
         from jaxcode.cluster.replica import Replica
@@ -100,7 +100,7 @@ class WorkerProcess:
         else:
             self._replica.configure(code, rows)
         self._store = Store()
-        self._replica.warm_up(self._worker)
+        self._replica.warm_up(self._worker, master=bool(master))
         devices = ", ".join(str(d) for d in jax.local_devices())
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return Ready(socket.gethostname(), os.getpid(), devices, cpus or 1)

@@ -1,7 +1,5 @@
 """Training on a Ray cluster, one process a worker, without waiting for stragglers."""
 
-import math
-import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,18 +16,18 @@ from jaxcode.cluster.deadlines import AdaptiveDeadline, Deadline, checked_deadli
 from jaxcode.cluster.faults import Fault
 from jaxcode.cluster.history import History, StepReport
 from jaxcode.cluster.members import Member, Members, WorkerError
-from jaxcode.cluster.plans import Plan, values_of
+from jaxcode.cluster.options import check, resized
+from jaxcode.cluster.plans import Plan
 from jaxcode.cluster.replica import Replica, State, Training
+from jaxcode.cluster.reporting import Reporter
+from jaxcode.cluster.states import Writer, fetch_state, read_state
 from jaxcode.cluster.step import Step, Undecodable, fetch_to_master
 from jaxcode.cluster.transfer import KEPT_BYTES, KEPT_STEPS, Store
 from jaxcode.cluster.wire import Layout
 from jaxcode.code import Code
-from jaxcode.codes import fractional_repetition, uncoded
 from jaxcode.worker import Method
 
 Topology = Literal["peers", "master"]
-TOPOLOGIES = ("peers", "master")
-UNDECODABLE = ("approximate", "skip", "raise")
 
 
 class Cluster:
@@ -104,7 +102,7 @@ class Cluster:
         faults: Sequence[Fault] = (),
     ):
         call = "Cluster"
-        _check(call, code, loss, data, method, topology, on_undecodable)
+        check(call, code, loss, data, method, topology, on_undecodable)
         self.deadline = checked_deadline(call, deadline)
         cure = "Count steps, or 0 for none."
         self._every = integer(call, "checkpoint_every", checkpoint_every, 0, None, cure)
@@ -133,12 +131,11 @@ class Cluster:
             self._directory.mkdir(parents=True, exist_ok=True)
         self.history = History(self._directory and self._directory / "metrics.jsonl")
         self._past: dict[int, Plan] = {}
-        self._decided_at: dict[int, float] = {}
         self._commit: tuple[int, int] | None = None
-        self._sent: dict[int, int] = {}
+        self._attempts = 0
+        self._reporter = Reporter()
         self._master: Replica | None = None
-        self._writer: threading.Thread | None = None
-        self._write_error: Exception | None = None
+        self._writer = Writer(self._directory)
         self._members = Members(training, tuple(faults), timeout, restarts, worker_options or {})
         try:
             self._start(code)
@@ -156,10 +153,11 @@ class Cluster:
 
     def close(self) -> None:
         """End the workers' processes; the last checkpoint is finished first."""
-        if self._writer is not None:
-            self._writer.join()
-        for member in self._members:
-            self._members.stop(member)
+        try:
+            self._writer.finish()
+        finally:
+            for member in self._members:
+                self._members.stop(member)
 
     def _start(self, code: Code, kept: int = 0) -> None:
         """Start the workers from the `kept`-th on, and configure all for a code."""
@@ -171,13 +169,15 @@ class Cluster:
             blocks[block % code.num_workers].append(block)
         sizes = [m.handle.rows.remote(b) for m, b in zip(self._members, blocks, strict=True) if b]
         self._rows = max(self._ready(sizes, "read their first batch"))
-        tasks = [m.handle.configure.remote(code, self._rows) for m in self._members]
+        master = int(self._topology == "master")
+        tasks = [m.handle.configure.remote(code, self._rows, master) for m in self._members]
         self.workers: list[Ready] = self._ready(tasks, "start and compile")
-        if self._topology == "master":
+        if master:
             if self._master is None:
                 self._master = Replica(self._training, code, self._rows)
             else:
                 self._master.configure(code, self._rows)
+            self._master.warm_up_master()
         for member in self._members:
             member.doing = "idle"
             member.step = 0 if member.step < 0 else member.step
@@ -228,18 +228,21 @@ class Cluster:
             self._past,
             self._commit,
             self._rows,
+            self._attempts,
             None if self._master is None else self._decode_for_all,
         )
-        updated = step.run(seconds, self._on_undecodable)
+        try:
+            updated = step.run(seconds, self._on_undecodable)
+        finally:
+            made, self._attempts = step.attempts - self._attempts, step.attempts
         plan = step.plan
         assert plan is not None
-        decided = time.monotonic()
         step.finish()
         self._commit = plan.token
         self._remember(plan)
-        self._decided_at[step.number] = step.decodable_at or decided
         self.step_number += 1
-        report = self._report(step, plan, skipped=not updated)
+        restarts = list(self._members.restarted)
+        report = self._reporter.report(step, self.code, restarts, made, skipped=not updated)
         if isinstance(chosen, AdaptiveDeadline):
             chosen.observe([report.arrivals[i] for i in np.flatnonzero(report.survivors)])
         self.history.append(report)
@@ -254,76 +257,23 @@ class Cluster:
         kept = KEPT_STEPS if payload * KEPT_STEPS <= KEPT_BYTES else 1
         for step in [x for x in self._past if x <= plan.step - kept]:
             del self._past[step]
-        for step in [x for x in self._decided_at if x < plan.step - 1000]:
-            del self._decided_at[step]
 
-    def _report(self, step: Step, plan: Plan, *, skipped: bool) -> StepReport:
-        n, now = self.code.num_workers, time.monotonic()
-        survivors = np.zeros(n, bool)
-        survivors[list(plan.headers)] = True
-        answered = {i: r for i, r in step.reports.items() if i not in step.rejected}
-        _, loss, aux, missing = values_of(self.code, answered)
-        outcomes = {i: o for i, o in step.outcomes.items() if o.done}
-        fetched, decoded, applied = (
-            float(np.median([o.seconds[j] for o in outcomes.values()])) if outcomes else 0.0
-            for j in range(3)
-        )
-        decodable = step.decodable_at or now
-        waited = decodable - step.started
-        used = [step.reports[i].seconds for i in plan.headers if i in step.reports]
-        arrivals = [step.arrivals.get(i, math.inf) for i in range(n)]
-        out = []
-        for i in range(n):
-            total = outcomes[i].bytes_out if i in outcomes else self._sent.get(i, 0)
-            before = self._sent.get(i, 0)
-            out.append(total - before if total >= before else total)
-            self._sent[i] = total
-        dropped = [
-            (m.index, number, at - self._decided_at[number])
-            for m, number, at in step.late
-            if number in self._decided_at
-        ]
-        exact = bool(self.code.is_decodable(survivors)) or skipped
-        return StepReport(
-            step=step.number,
-            loss=loss,
-            metrics=jax.tree.map(lambda x: float(x) if np.ndim(x) == 0 else x, aux),
-            survivors=survivors,
-            late={m.index: now - decodable for m in self._members if m.index not in step.reports},
-            dropped=dropped,
-            rejected=dict(step.rejected),
-            error=0.0 if exact else float(self.code.decoding_error(survivors)),
-            skipped=skipped,
-            missing=missing,
-            bytes_in=[outcomes[i].bytes_in if i in outcomes else -1 for i in range(n)],
-            bytes_out=out,
-            seconds={
-                "step": now - step.started,
-                "compute": max(used, default=0.0),
-                "wait": waited,
-                "pull": fetched,
-                "decode": decoded,
-                "apply": applied,
-            },
-            arrivals=arrivals,
-            attempts=plan.attempt,
-            restarts=list(self._members.restarted),
-        )
-
-    def _decode_for_all(self, plan: Plan, store: Store) -> tuple[Any, dict[int, str]]:
+    def _decode_for_all(
+        self, plan: Plan, store: Store
+    ) -> tuple[Any, dict[int, str], tuple[int, int]]:
         """At the master: fetch and decode the messages, and offer the payload to all."""
         master = self._master
         assert master is not None
-        messages, failed, _ = fetch_to_master(plan, store, master.layout, self._fetch_timeout)
+        messages, failed, taken = fetch_to_master(plan, store, master.layout, self._fetch_timeout)
         if failed:
-            return None, failed
+            return None, failed, (taken, 0)
         payload = master.recover(messages, plan.weights)
-        return (ray.put(payload), zlib.crc32(payload)), {}
+        return (ray.put(payload), zlib.crc32(payload)), {}, (taken, len(payload))
 
     @property
     def state(self) -> State:
         """Parameters and the optimizer's state at `step_number`, from a replica that is there."""
-        step, layout, numbers = self._fetch_state()
+        _, layout, numbers = fetch_state(self._up_to_date(), self._commit)
         return self._as_state(layout.split(numbers))
 
     @property
@@ -336,27 +286,15 @@ class Cluster:
         opt_state = jax.eval_shape(self._training.optimizer.init, params)
         return jax.tree.unflatten(jax.tree.structure(State(params, opt_state)), leaves)
 
-    def _fetch_state(self) -> tuple[int, Layout, bytes]:
-        from jaxcode.cluster.actor import STATE_PART_BYTES
-
-        for member in self._members:
-            if member.step != self.step_number or member.handle is None:
-                continue
-            try:
-                step, layout, length, _ = ray.get(
-                    member.handle.snapshot.remote(self._commit), timeout=60
-                )
-                parts = range(-(-length // STATE_PART_BYTES))
-                tasks = [member.handle.snapshot_part.remote(step, part) for part in parts]
-                numbers = b"".join(ray.get(tasks, timeout=600))
-            except ray.exceptions.RayError:
-                continue
-            if step == self.step_number:
-                return step, layout, numbers
-        raise RuntimeError(
-            f"no worker that is there has the state of step {self.step_number}: go on from the "
-            "last checkpoint with `Cluster.resume(directory, ...)`"
-        )
+    def _up_to_date(self) -> list[Any]:
+        """The workers that have the state of `step_number`."""
+        there = [m for m in self._members if m.step == self.step_number and m.handle is not None]
+        if not there:
+            raise RuntimeError(
+                f"no worker that is there has the state of step {self.step_number}: go on from the "
+                "last checkpoint with `Cluster.resume(directory, ...)`"
+            )
+        return [m.handle for m in there]
 
     def save(self, *, wait: bool = False) -> None:
         """Write a checkpoint to the directory, beside the training; one is written at a time.
@@ -368,29 +306,9 @@ class Cluster:
             ValueError: the cluster has no directory.
             OSError: the last checkpoint could not be written.
         """
-        if self._directory is None:
-            raise ValueError("`save` needs the cluster's directory; there is none. Give one.")
-        if self._writer is not None:
-            self._writer.join()
-        if self._write_error is not None:
-            error, self._write_error = self._write_error, None
-            raise OSError(f"the last checkpoint could not be written: {error}") from error
-        step, layout, numbers = self._fetch_state()
-        self._writer = threading.Thread(
-            target=self._write, args=(self._directory, step, layout, numbers)
-        )
-        self._writer.start()
+        self._writer.start(self._up_to_date(), self._commit, {"workers": self.code.num_workers})
         if wait:
-            self._writer.join()
-
-    def _write(self, directory: Path, step: int, layout: Layout, numbers: bytes) -> None:
-        from jaxcode.train import checkpoint
-
-        try:
-            tree = {f"{i:05d}": np.array(x) for i, x in enumerate(layout.split(numbers))}
-            checkpoint.save(directory, tree, step=step, config={"workers": self.code.num_workers})
-        except Exception as error:  # raised where the user is, at the next checkpoint
-            self._write_error = error
+            self._writer.finish()
 
     @classmethod
     def resume(cls, directory: str | Path, code: Code, *args: Any, **options: Any) -> "Cluster":
@@ -405,25 +323,17 @@ class Cluster:
         Raises:
             ValueError: there is no checkpoint, it is damaged, or another model's.
         """
-        from jaxcode.train import checkpoint
-
-        path = checkpoint.latest(Path(directory))
-        if path is None:
-            raise ValueError(f"`Cluster.resume` needs a checkpoint in {directory}; there is none.")
         cluster = cls(code, *args, directory=directory, **options)
         try:
-            params = cluster._training.params
-            optimizer = cluster._training.optimizer
-            like = jax.tree.leaves(jax.eval_shape(lambda p: State(p, optimizer.init(p)), params))
-            tree = {f"{i:05d}": x for i, x in enumerate(like)}
-            leaves = checkpoint.restore(path, tree)
-            arrays = [np.asarray(leaves[name]) for name in sorted(leaves)]
+            training = cluster._training
+            like = jax.eval_shape(lambda p: State(p, training.optimizer.init(p)), training.params)
+            step, arrays = read_state(Path(directory), jax.tree.leaves(like))
             layout = Layout.of(arrays)
             numbers = ray.put(layout.join(arrays))
-            step = int(path.name.removeprefix("checkpoint-"))
             tasks = [m.handle.restore.remote(layout, numbers, step) for m in cluster._members]
             cluster._ready(tasks, "take over the checkpoint")
             cluster.step_number = step
+            cluster.history.rewind(step)
             for member in cluster._members:
                 member.step = step
         except BaseException:
@@ -445,8 +355,8 @@ class Cluster:
             ValueError: the code does not fit, or has to be given.
         """
         n = integer("resize", "num_workers", num_workers, 1, None, "Count the workers.")
-        code = _resized(self.code, n) if code is None else code
-        _check("resize", code, self._training.loss, self._training.data, self._training.method,
+        code = resized(self.code, n) if code is None else code
+        check("resize", code, self._training.loss, self._training.data, self._training.method,
                self._topology, self._on_undecodable)  # fmt: skip
         if code.num_workers != n:
             raise ValueError(f"`resize` needs a code for {n} workers; got {code!r}. Give another.")
@@ -468,43 +378,3 @@ class Cluster:
         self._start(code, kept)
         ray.get(commits)
         self.code, self._past = code, {}
-
-
-def _resized(code: Code, n: int) -> Code:
-    s, m = code.num_stragglers, code.num_fragments
-    if code.name == "uncoded":
-        return uncoded(n)
-    if code.name == "fractional_repetition":
-        return fractional_repetition(n, s, num_fragments=m)
-    raise ValueError(
-        f"`resize` needs a code for {n} workers, since {code.name!r} may not have one like {code!r}"
-        ". Give code=."
-    )
-
-
-def _check(
-    call: str, code: Any, loss: Any, data: Any, method: str, topology: str, undecodable: str
-) -> None:
-    if not isinstance(code, Code):
-        raise ValueError(
-            f"`{call}` needs a code; got {code!r}. Make one, such as fractional_repetition(4, 1)."
-        )
-    for name, value in (("loss", loss), ("data", data)):
-        if not callable(value):
-            raise ValueError(f"`{call}` needs {name} to be a function; got {value!r}. Give one.")
-    choices = {
-        "method": (method, ("dense", "factors")),
-        "topology": (topology, TOPOLOGIES),
-        "on_undecodable": (undecodable, UNDECODABLE),
-    }
-    for name, (choice, valid) in choices.items():
-        if choice not in valid:
-            raise ValueError(
-                f"`{call}` needs {name} to be one of {', '.join(valid)}; got {choice!r}. "
-                "Choose one."
-            )
-    if method == "factors" and code.block is None:
-        raise ValueError(
-            f'`{call}` needs a block code for method="factors"; got {code!r}. Use '
-            'fractional_repetition, or method="dense".'
-        )

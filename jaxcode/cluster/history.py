@@ -28,6 +28,7 @@ class StepReport:
         missing: partitions that no answer covered.
         bytes_in: fetched by each worker, or -1 where it did not say in time.
         bytes_out: handed out by each worker, during this step or since it last said.
+        driver_bytes: fetched and handed out by a master.
         seconds: whole step, and of it in compute, wait, pull, decode and apply.
         arrivals: seconds from the step's start until each worker's report; infinity if none.
         attempts: plans that were made; more than one if a worker was lost in between.
@@ -46,6 +47,7 @@ class StepReport:
     missing: list[int]
     bytes_in: list[int]
     bytes_out: list[int]
+    driver_bytes: tuple[int, int]
     seconds: dict[str, float]
     arrivals: list[float]
     attempts: int
@@ -65,6 +67,8 @@ class StepReport:
             "skipped": int(self.skipped),
             "bytes/in": sum(x for x in self.bytes_in if x > 0),
             "bytes/out": sum(x for x in self.bytes_out if x > 0),
+            "bytes/driver_in": self.driver_bytes[0],
+            "bytes/driver_out": self.driver_bytes[1],
             **{f"seconds/{name}": round(x, 6) for name, x in self.seconds.items()},
             **{f"rejected/{reason}": count for reason, count in sorted(counts.items())},
         }
@@ -113,6 +117,13 @@ class History:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(report.scalars()) + "\n")
+
+    def rewind(self, step: int) -> None:
+        """Forget the file's lines of a step and after: they are taken again."""
+        if self.path is None or not self.path.exists():
+            return
+        kept = [x for x in self.path.read_text().splitlines() if json.loads(x)["step"] < step]
+        self.path.write_text("".join(f"{line}\n" for line in kept))
 
     def table(self) -> list[dict[str, Any]]:
         """A row a worker, slowest first: seconds until it reported, and what went wrong.

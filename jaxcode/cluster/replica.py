@@ -262,14 +262,25 @@ class Replica:
             for x in jax.tree.leaves(self.state)
         ]
 
-    def warm_up(self, worker: int) -> None:
-        """Compile everything, and leave the state as it is."""
-        here = self.step
-        computed = self.compute(worker)
-        weights = np.zeros((self.code.num_fragments, self.code.num_workers))
-        messages = dict.fromkeys(range(self.code.num_workers), computed.numbers)
-        self.stage((here, -1), messages, weights)
+    def warm_up(self, worker: int, *, master: bool) -> None:
+        """Compile what a worker runs, and leave the state as it is."""
+        self.compute(worker)
+        token, messages, weights = (self.step, -1), self._nothing(), self._no_weights()
+        if master:
+            self.stage_recovered(token, self.recover(messages, weights))
+        else:
+            self.stage(token, messages, weights)
         self._discard()
+
+    def warm_up_master(self) -> None:
+        """Compile what a master runs."""
+        self.recover(self._nothing(), self._no_weights())
+
+    def _nothing(self) -> dict[int, bytes]:
+        return dict.fromkeys(range(self.code.num_workers), bytes(self.layout.nbytes))
+
+    def _no_weights(self) -> np.ndarray:
+        return np.zeros((self.code.num_fragments, self.code.num_workers))
 
     def _stack(self, messages: dict[int, Any]) -> Any:
         for worker, numbers in messages.items():

@@ -32,6 +32,7 @@ class Step:
         past: plans of earlier steps, for those who are behind.
         commit: names the state that the last step decided.
         rows: of a partition.
+        attempts: plans made so far: no two of the whole training have the same name.
         master: None, or what makes of messages the payload to send back.
     """
 
@@ -43,7 +44,8 @@ class Step:
         past: dict[int, Plan],
         commit: tuple[int, int] | None,
         rows: int,
-        master: Callable[[Plan, Store], tuple[Any, dict[int, str]]] | None,
+        attempts: int,
+        master: Callable[[Plan, Store], tuple[Any, dict[int, str], tuple[int, int]]] | None,
     ):
         self.number, self.code, self.members = number, code, members
         self._past, self._commit, self._rows, self._master = past, commit, rows, master
@@ -55,9 +57,10 @@ class Step:
         self.outcomes: dict[int, Outcome] = {}
         self.late: list[tuple[Member, int, float]] = []
         self.plan: Plan | None = None
+        self.driver_bytes = (0, 0)
         self._done: set[int] = set()
         self._accused: dict[int, set[int]] = {}
-        self._attempts = self._raised = 0
+        self.attempts, self._raised, self._seconds = attempts, 0, 0.0
         self._known: dict[bytes, bool] = {}
         self._store = Store()
 
@@ -68,7 +71,7 @@ class Step:
             TimeoutError: too few answered in time; names those waited for.
             WorkerError: nobody can go on, because of this exception.
         """
-        limit = self.started + seconds
+        limit, self._seconds = self.started + seconds, seconds
         approximate = False
         while True:
             self._ask_everybody()
@@ -83,9 +86,9 @@ class Step:
             if over and not approximate:
                 heard = self._usable()
                 if on_undecodable == "raise" or not heard.any():
-                    self._give_up(seconds, heard)
+                    self._give_up(heard)
                 if on_undecodable == "skip":
-                    return self._skip(limit)
+                    return self._skip()
                 approximate = True
                 continue
             self._listen(min(limit, self._next_restart()) - time.monotonic())
@@ -290,8 +293,8 @@ class Step:
     def _make_plan(self, survivors: Bool[np.ndarray, " workers"]) -> Plan | None:
         weights, recovered_from = self._weights(survivors)
         if not weights.any():
-            self._give_up(0.0, survivors)
-        self._attempts += 1
+            self._give_up(survivors)
+        self.attempts += 1
         used = [int(i) for i in np.flatnonzero(np.any(weights != 0, axis=0))]
         ready = [m.index for m in self.members if m.step == self.number and m.handle is not None]
         ready = [i for i in ready if self.members[i].doing in ("idle", "exchanging")]
@@ -302,11 +305,15 @@ class Step:
         headers = {i: self.reports[i].header for i in used}
         weights = weights * (self._rows / examples)
         self.plan = Plan(
-            self.number, self._attempts, weights, headers, holders, pullers, {}, there=there
+            self.number, self.attempts, weights, headers, holders, pullers, {}, there=there
         )
         if self._master is not None:
             handles = {i: self.members[i].handle for i in there}
-            recovered, failed = self._master(self.plan._replace(handles=handles), self._store)
+            recovered, failed, moved = self._master(
+                self.plan._replace(handles=handles), self._store
+            )
+            taken, given = self.driver_bytes
+            self.driver_bytes = taken + moved[0], given + moved[1] * len(ready)
             if failed:
                 self.rejected.update(failed)
                 self.plan = self.plan._replace(headers={})
@@ -339,11 +346,11 @@ class Step:
             else:
                 self.rejected.setdefault(worker, reason)
 
-    def _skip(self, limit: float) -> bool:
+    def _skip(self) -> bool:
         """Go on without an update."""
-        self._attempts += 1
+        self.attempts += 1
         weights = np.zeros((self.code.num_fragments, self.code.num_workers))
-        self.plan = plan = Plan(self.number, self._attempts, weights, {}, {}, {}, {})
+        self.plan = plan = Plan(self.number, self.attempts, weights, {}, {}, {}, {})
         self._done = set()
         ready = [m for m in self.members if m.doing == "idle" and m.step == self.number]
         for member in ready:
@@ -352,10 +359,10 @@ class Step:
         while any(m.doing == "exchanging" and m.about is plan for m in ready):
             self._listen(1.0)
         if not self._done:
-            self._give_up(limit - self.started, self._usable())
+            self._give_up(self._usable())
         return False
 
-    def _give_up(self, seconds: float, heard: Bool[np.ndarray, " workers"]) -> None:
+    def _give_up(self, heard: Bool[np.ndarray, " workers"]) -> None:
         absent = [m for m in self.members if m.index not in self.reports]
         names = [m.describe() for m in absent]
         names += [f"worker {i} ({why})" for i, why in sorted(self.rejected.items())]
@@ -366,7 +373,7 @@ class Step:
                 f"{self.members.failure}"
             )
         raise TimeoutError(
-            f"step {self.number} needs answers that decode within {seconds:g} s; got "
+            f"step {self.number} needs answers that decode within {self._seconds:g} s; got "
             f"{int(heard.sum())} of {self.code.num_workers}, and waited for {', '.join(names)}: "
             'allow a longer deadline, more stragglers, or on_undecodable="approximate"'
         )
