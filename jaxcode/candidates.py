@@ -13,6 +13,8 @@ from jaxcode.expectation import Need, Task
 _FRAGMENTS, _CONDITION = 8, 1e3
 # The largest n of a code that is not a block code, for what a float32 loses.
 _SUM_WORKERS, _LOST = 24, 1e-3
+# Of up to so many workers every number is tried as the number to drop; beyond, steps by a factor.
+_EVERY, _STEP = 64, 1.25
 
 Kind = Literal["blocks", "sum", "first"]
 
@@ -47,6 +49,11 @@ class Candidate(NamedTuple):
     def exact(self) -> bool:
         """Whether a step waits until the gradient is exact."""
         return self.wait_for is None
+
+    @property
+    def tolerated(self) -> int:
+        """How many workers may be missing: approximately, those that are not waited for."""
+        return self.num_stragglers if self.wait_for is None else self.num_workers - self.wait_for
 
     @property
     def redundant(self) -> bool:
@@ -98,7 +105,7 @@ def _blocks(setting: Conditions, n: int) -> Iterator[Candidate]:
                 continue
             need = Need(groups, m)
             for method, whole, forms in _messages(setting, 1 / k):
-                task = Task(1 / k, whole / m, m * k, need)
+                task = Task(1 / k, whole / m, m * k, need, setting.product(forms))
                 yield Candidate("blocks", n, size - m, m, n / k, method, forms, None, task)
 
 
@@ -115,12 +122,20 @@ def _sums(setting: Conditions, n: int) -> Iterator[Candidate]:
 
 
 def _first(setting: Conditions, n: int) -> Iterator[Candidate]:
-    """No code, and 1, 2, 4 ... of the slowest dropped, up to a half."""
-    for dropped in (2**i for i in range(n.bit_length()) if 2 * 2**i <= n):
-        kept = n - dropped
-        for method, whole, forms in _messages(setting, 1 / n):
-            task = Task(1 / n, whole, kept, Need(((n, 1),), kept))
+    """No code, and some of the slowest dropped, up to a half."""
+    for method, whole, forms in _messages(setting, 1 / n):
+        for kept in (n - dropped for dropped in _dropped(n)):
+            need = Need(((n, 1),), kept)
+            task = Task(1 / n, whole, kept, need, setting.product(forms))
             yield Candidate("first", n, 0, 1, 1.0, method, forms, kept, task)
+
+
+def _dropped(n: int) -> Iterator[int]:
+    """How many to drop: any number; of many workers, each a quarter more than the last."""
+    dropped = 1
+    while 2 * dropped <= n:
+        yield dropped
+        dropped = dropped + 1 if n <= _EVERY else max(dropped + 1, round(_STEP * dropped))
 
 
 def _condition(size: int, m: int) -> float:

@@ -36,7 +36,7 @@ def real(
     """
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and low <= number <= high):
         valid = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"

@@ -7,18 +7,24 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxcode.checks import as_array, integer
+from jaxcode.checks import as_array, integer, real
 from jaxcode.code import Code
 from jaxcode.load import normal_form_numbers, rank_numbers
-from jaxcode.seconds import Latency, draw, positive, seconds
+from jaxcode.seconds import Latency, draw
 from jaxcode.shapes import Leaf, leaf_shapes
 from jaxcode.solve import groups_by_size
 
 Method = Literal["dense", "factors", "power_sgd"]
 Form = Literal["dense", "factors", "normal form", "rank"]
 METHODS = ("dense", "factors", "power_sgd")
+# Forms whose gradient is formed by whoever decodes.
+_FACTORED = ("factors", "normal form")
 # Normal form takes the place of factors, and costs a factorisation, where it saves this much.
 _NORMAL_FORM = 0.9
+# Seconds, and bytes per second, beyond which is a slip: within, every product is a finite number.
+_LEAST, _MOST = 1e-30, 1e30
+# Up to here a count is exact in float64.
+_LARGEST = 2**53
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +34,9 @@ class Design:
     Args:
         code: The code.
         method: "dense": gradients as they are. "factors": each weight in the shortest of factors,
-            normal form (where that saves more than 10 %) and dense; for block codes. "power_sgd":
-            matrices in factors of a given rank, lossy; for codes with one fragment. Its two rounds
-            count as one message.
+            normal form (where that saves more than 10 %) and dense; for block codes. Whoever
+            decodes multiplies factors out. "power_sgd": matrices in factors of a given rank, lossy;
+            for codes with one fragment. Its two rounds count as one message.
         wait_for: How many arrivals a step waits for, whether or not they decode: approximate. None
             waits until the gradient is exact.
         rank: Of "power_sgd".
@@ -101,7 +107,13 @@ class Design:
 
 
 class Conditions(NamedTuple):
-    """What is trained, and on what: the arguments that `simulate` and `plan` share, checked."""
+    """What is trained, and on what: the arguments that `simulate` and `plan` share, checked.
+
+    A worker that sends a weight in factors leaves out the product that forms its gradient, and
+    whoever decodes forms it, for all rows of the batch. `product_share` is the share that such
+    products have in `seconds_per_example`: a third, where a backward pass costs two forward ones
+    and half of it goes to the weights.
+    """
 
     leaves: dict[str, Leaf]
     examples: int
@@ -114,6 +126,24 @@ class Conditions(NamedTuple):
     pause: Latency | None
     network: Latency | None
     deadline: float | None
+    product_share: float
+
+    @property
+    def batch_seconds(self) -> float:
+        """What the mean worker would take to compute the whole batch."""
+        return self.examples * float(self.seconds_per_example.mean())
+
+    def product(self, forms: dict[str, Form]) -> float:
+        """The share of the computing that leaves in these forms leave to the decoder.
+
+        `product_share` times the numbers in factors or normal form over all numbers: the products
+        of a matrix cost as many operations a row as it has numbers. Decoding then takes this share
+        of `batch_seconds`, and as much where messages are missing: shapes are fixed, so their
+        factors are multiplied too, by 0.
+        """
+        sizes = {name: leaf.size for name, leaf in self.leaves.items()}
+        left = sum(sizes[name] for name, form in forms.items() if form in _FACTORED)
+        return self.product_share * left / sum(sizes.values())
 
     def draws(
         self, call: str, shape: tuple[int, ...], seed: int
@@ -136,35 +166,47 @@ def conditions(call: str, params: Any, **options: Any) -> Conditions:
     if not any(leaf.size for leaf in leaves.values()):
         raise ValueError(f"`{call}` needs parameters; got none in {params!r}. Give their shapes.")
     cure = "Count the whole batch's."
-    options["examples"] = integer(call, "examples", options["examples"], 1, None, cure)
+    options["examples"] = integer(call, "examples", options["examples"], 1, _LARGEST, cure)
     cure = "Give the rows of a weight's input per example, such as a text's length."
-    options["positions"] = integer(call, "positions", options["positions"], 1, None, cure)
+    options["positions"] = integer(call, "positions", options["positions"], 1, _LARGEST, cure)
     cure = "Give seconds: one number, or one a worker."
     options["seconds_per_example"] = _per_worker(call, "seconds_per_example", options, cure)
     cure = "Give bytes per second, 1.25e8 for 1 Gbit/s: one number, or one a worker."
     options["bandwidth"] = _per_worker(call, "bandwidth", options, cure)
-    if not options["bandwidth"].all():
-        raise ValueError(f"`{call}` needs bandwidth above 0; got 0. {cure}")
+    cure = "Give bytes per second, or infinity."
     for name in ("master_bandwidth", "decode_rate"):
-        if options[name] != math.inf:
-            cure = "Give bytes per second, or infinity."
-            options[name] = positive(call, name, options[name], cure)
+        if not (isinstance(options[name], float) and options[name] == math.inf):
+            options[name] = real(call, name, options[name], low=_LEAST, high=_MOST, cure=cure)
     if options["deadline"] is not None:
-        options["deadline"] = positive(call, "deadline", options["deadline"], "Give seconds.")
-    return Conditions(leaves, **options)
+        cure = "Give seconds."
+        options["deadline"] = real(
+            call, "deadline", options["deadline"], low=_LEAST, high=_MOST, cure=cure
+        )
+    cure = "Give the share of the computing that forms the gradients of the weights, such as 1/3."
+    share = real(call, "product_share", options["product_share"], low=0, high=1, cure=cure)
+    if share == 1:
+        raise ValueError(f"`{call}` needs product_share below 1; got 1. {cure}")
+    return Conditions(leaves, **options | {"product_share": share})
 
 
 def _per_worker(call: str, name: str, options: dict[str, Any], cure: str) -> np.ndarray:
-    value = options[name]
+    """A number of at least 0, or an array of them; a bandwidth is above 0, and may be infinite."""
+    value, links = options[name], name == "bandwidth"
     array = as_array(value)
     if array.ndim == 0:
-        infinite = name == "bandwidth" and value == math.inf
-        return np.asarray(math.inf if infinite else seconds(call, name, value))
-    fits = array.ndim == 1 and array.size and array.dtype.kind in "iuf" and (array >= 0).all()
-    if not fits or (name != "bandwidth" and np.isinf(array).any()):
+        infinite = links and value == math.inf
+        given = math.inf if infinite else real(call, name, value, low=0, high=_MOST, cure=cure)
+        array = np.asarray(given)
+    fits = array.ndim <= 1 and array.size and array.dtype.kind in "iuf" and (array >= 0).all()
+    within = fits and ((array <= _MOST) | (np.isinf(array) & links)).all()
+    if not within:
         raise ValueError(
-            f"`{call}` needs {name} to be a number of at least 0, or one a worker; got {value!r}. "
-            f"{cure}"
+            f"`{call}` needs {name} to be a number from 0 to {_MOST:g}, or one a worker; got "
+            f"{value!r}. {cure}"
+        )
+    if links and not (array >= _LEAST).all():
+        raise ValueError(
+            f"`{call}` needs {name} of at least {_LEAST:g}; got {float(array.min()):g}. {cure}"
         )
     return array.astype(float)
 

@@ -55,20 +55,23 @@ class Task(NamedTuple):
     message_bytes: float
     used: int  # messages that decoding reads
     need: Need
+    product: float = 0.0  # the share of the computing that is left to the decoder
 
 
 class Expected(NamedTuple):
     """A task's expectation.
 
     Attributes:
-        seconds: of a step that ends, or is cut by the deadline.
+        seconds: of a step that ends, or is cut by the deadline; decoding included.
         probability: that enough is there, by the deadline if there is one.
         there: the expected share of the needed messages that are there by then.
+        decode: seconds of decoding: reading the messages, and the products left to the decoder.
     """
 
     seconds: float
     probability: float
     there: float
+    decode: float
 
 
 def tail(count: int, least: int, u: Float[np.ndarray, " points"]) -> Float[np.ndarray, " points"]:
@@ -132,11 +135,13 @@ class StepModel:
         self.medians: dict[str, np.ndarray] = {}
         for name, drawn in setting.draws(call, shape, seed).items():
             if drawn is not None:
-                self.medians[name] = np.median(drawn.reshape(-1, num_workers), axis=0)
+                with np.errstate(over="ignore"):
+                    self.medians[name] = np.median(drawn.reshape(-1, num_workers), axis=0)
             self.whole.append(None if drawn is None else drawn.reshape(-1))
             self.sample.append(None if drawn is None else drawn.reshape(-1)[pick])
         self._seen: dict[Any, np.ndarray] = {}
 
+    @np.errstate(over="ignore")  # a draw too large for a float takes for ever
     def expect(
         self, task: Task, *, whole: bool = False, bandwidth: float | None = None
     ) -> Expected:
@@ -147,6 +152,7 @@ class StepModel:
         each = task.message_bytes / self.setting.master_bandwidth
         through = through_queue(arriving, weights, self.n, each) if each else arriving
         decode = task.used * task.message_bytes / self.setting.decode_rate
+        decode += task.product * self.setting.batch_seconds
         deadline = self.setting.deadline
         in_time = np.isfinite(through) if deadline is None else through <= deadline
         probability = float(weights[in_time].sum())
@@ -162,14 +168,12 @@ class StepModel:
                 seconds = math.inf
         else:
             seconds = math.inf
-        return Expected(seconds + decode, probability, there)
+        return Expected(seconds + decode, probability, there, decode)
 
     def _times(self, task: Task, transfer: float, *, whole: bool) -> Float[np.ndarray, " sample"]:
         """Sorted seconds until a worker's message has left it."""
         slowdown, pause, network = self.whole if whole else self.sample
-        computing = task.computation * self.setting.examples * float(
-            self.setting.seconds_per_example
-        )  # fmt: skip
+        computing = task.computation * (1 - task.product) * self.setting.batch_seconds
         base = self._seen.get(computing) if not whole else None
         if base is None:
             pauses = 0.0 if pause is None else pause

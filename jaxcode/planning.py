@@ -2,12 +2,17 @@
 
 Low rank takes most of the communication away, and with it most of the reason for coding: what is
 left of it is protection against stragglers, at several times the computing. So the answer may well
-be not to code. Slowness that multiplies a worker's seconds grows with redundancy, and pauses that
-add to them do not; most decisions hang on which of the two it is.
+be not to code. Nor are factors free: whoever decodes multiplies them out, for the whole batch, and
+where computing takes most of a step dense gradients are faster. Slowness that multiplies a worker's
+seconds grows with redundancy, and pauses that add to them do not; most decisions hang on which of
+the two it is.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
 
 from jaxcode.candidates import Candidate, candidates
 from jaxcode.checks import integer, real
@@ -25,6 +30,8 @@ Verdict = Literal[
 # Designs that are expected with the whole sample; and exact rows of a plan.
 _REFINED = {"blocks": 16, "sum": 12, "first": 6}
 _SHOWN = 9
+# Workers: a slip beyond, and more than can be drawn.
+_LARGEST = 2**20
 
 
 class Estimate(NamedTuple):
@@ -36,6 +43,8 @@ class Estimate(NamedTuple):
             that a step that is not counts as lost. Approximately: over the share of the batch used.
         speedup: how many times faster than uncoded dense gradients.
         worker_bytes: what each worker sends in a step.
+        decode: the seconds of these that decoding takes: reading the messages and multiplying
+            factors out.
         copies: how often the batch is computed: 1 is no redundancy.
         probability: that a step is exact (or has the arrivals it waits for) by the deadline, or,
             without a deadline, ever.
@@ -47,6 +56,7 @@ class Estimate(NamedTuple):
     seconds: float
     speedup: float
     worker_bytes: float
+    decode: float
     copies: float
     probability: float
     error: float
@@ -64,7 +74,7 @@ class Plan(NamedTuple):
     Attributes:
         rows: the best designs that qualify, the fastest first.
         best: the choice: the fastest, unless a simpler one is within 2 %.
-        best_exact: the choice among exact ones.
+        best_exact: the choice among exact ones; None where only approximate ones qualify.
         uncoded: dense gradients from everybody, whether or not that qualifies.
         low_rank: the same with factors, where they are shorter; else the same as `uncoded`.
         verdict: what kind of design `best` is.
@@ -78,7 +88,7 @@ class Plan(NamedTuple):
 
     rows: tuple[Estimate, ...]
     best: Estimate
-    best_exact: Estimate
+    best_exact: Estimate | None
     uncoded: Estimate
     low_rank: Estimate
     verdict: Verdict
@@ -88,13 +98,15 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         width = max(len(row.design.name) for row in self.rows)
-        lines = [f"{'design':{width}}  seconds  speed  copies  bytes/worker  exact or error"]
+        lines = [
+            f"{'design':{width}}  seconds  decode  speed  copies  bytes/worker  exact or error"
+        ]
         for row in self.rows:
             sure = f"exact {row.probability:.4g}" if row.exact else f"error {row.error:.3g}"
             chosen = "  <- chosen" if row == self.best else ""
             lines.append(
-                f"{row.design.name:{width}}  {row.seconds:7.4g}  {row.speedup:4.2f}x  "
-                f"{row.copies:6.3g}  {row.worker_bytes:12.5g}  {sure}{chosen}"
+                f"{row.design.name:{width}}  {row.seconds:7.4g}  {row.decode:6.3g}  "
+                f"{row.speedup:4.2f}x  {row.copies:6.3g}  {row.worker_bytes:12.5g}  {sure}{chosen}"
             )
         return "\n".join([*lines, f"verdict: {self.verdict}", *(f"- {x}" for x in self.reasons)])
 
@@ -115,6 +127,7 @@ def plan(
     master_bandwidth: Real = math.inf,
     decode_rate: Real = math.inf,
     deadline: Real | None = None,
+    product_share: Real = 1 / 3,
     approximate: bool = True,
     seed: int = 0,
 ) -> Plan:
@@ -132,9 +145,11 @@ def plan(
         num_workers: n.
         seconds_per_example: A worker's computing.
         bandwidth: Bytes per second from a worker to the master, 1.25e8 for 1 Gbit/s.
-        num_stragglers: Only designs that are exact with any s workers missing.
-        probability: Only designs whose steps are exact by the deadline, or ever, with this
-            probability at least. Steps that never end are then left out of the expected seconds.
+        num_stragglers: Only designs that go on with any s workers missing: exactly, or, if
+            `approximate`, without their data.
+        probability: Only designs whose steps are complete (exact, or with the arrivals they wait
+            for) by the deadline, or ever, with this probability at least. Steps that never end are
+            then left out of the expected seconds.
         positions: Rows of a weight's input per example, such as the tokens of a text.
         slowdown: A latency model whose draws multiply a worker's computing seconds.
         pause: One whose draws, in seconds, are added to them; see `failures`.
@@ -142,8 +157,12 @@ def plan(
         master_bandwidth: Bytes per second of the master's own link.
         decode_rate: Bytes of messages per second that the master decodes.
         deadline: Seconds from the start after which a step is over.
-        approximate: Whether to consider dropping the slowest workers, without a code. They never
-            qualify for `num_stragglers` or `probability`, which ask for exact gradients.
+        product_share: The share of `seconds_per_example` that forms the gradients of the weights,
+            which a design in factors leaves to the decoder: 0 to below 1. Too low makes factors
+            look better than they are where computing takes most of a step, and 0 has them cost
+            nothing; see `simulate`.
+        approximate: Whether to consider dropping the slowest workers, up to half, without a code.
+            False leaves exact designs alone.
         seed: Of the draws.
 
     Returns:
@@ -155,7 +174,7 @@ def plan(
 
     Example:
         >>> from jaxcode.stragglers import bimodal
-        >>> conditions = {"examples": 160, "num_workers": 16, "bandwidth": 1e7,
+        >>> conditions = {"examples": 160, "num_workers": 16, "bandwidth": 1e5,
         ...               "seconds_per_example": 0.1, "approximate": False}
         >>> slow = plan({"w": (500, 500)}, **conditions, slowdown=bimodal(1.0, 1.3, 0.02))
         >>> slow.verdict, slow.break_even_redundancy
@@ -169,12 +188,12 @@ def plan(
         worker's seconds.
     """
     call = "plan"
-    n = integer(call, "num_workers", num_workers, 1, None, "Count the workers.")
+    n = integer(call, "num_workers", num_workers, 1, _LARGEST, "Count the workers.")
     setting = conditions(
         call, params, examples=examples, positions=positions,
         seconds_per_example=seconds_per_example, bandwidth=bandwidth,
         master_bandwidth=master_bandwidth, decode_rate=decode_rate, slowdown=slowdown, pause=pause,
-        network=network, deadline=deadline,
+        network=network, deadline=deadline, product_share=product_share,
     )  # fmt: skip
     for name in ("seconds_per_example", "bandwidth"):
         if getattr(setting, name).ndim:
@@ -189,34 +208,36 @@ def plan(
         cure = "Give a share of the steps."
         probability = real(call, "probability", probability, low=0, high=1, cure=cure)
     seed = integer(call, "seed", seed, 0, None, "Give an integer.")
-    asks_exact = num_stragglers is not None or probability is not None
-    found = candidates(setting, n, approximate=approximate and not asks_exact)
+    if not isinstance(approximate, bool | np.bool_):
+        raise ValueError(
+            f"`{call}` needs approximate to be True or False; got {approximate!r}. False leaves "
+            "exact designs alone."
+        )
+    found = candidates(setting, n, approximate=bool(approximate))
     ranking = Ranking(StepModel(call, setting, n, seed), probability)
     return _planned(ranking, found, num_stragglers or 0)
 
 
 def _planned(ranking: Ranking, found: list[Candidate], num_stragglers: int) -> Plan:
     plain = [x for x in found if x.exact and not x.redundant]  # dense, and factors if shorter
-    able = [x for x in found if x.num_stragglers >= num_stragglers]
-    screened = ranking.ranked({id(x): x for x in (*plain, *able)}.values(), whole=False)
-    near = [x.candidate for x in screened if _qualifies(x, ranking, num_stragglers, room=0.5)]
-    finalists = []
-    for kind, count in _REFINED.items():  # of each, for some sum codes prove unfit when made
-        finalists += [x for x in near if x.kind == kind][:count]
-    refined = ranking.ranked({id(x): x for x in (*plain, *finalists)}.values(), whole=True)
+    able = [x for x in found if x.tolerated >= num_stragglers]
+    considered = _distinct(plain, able)
+    screened = ranking.ranked(considered, whole=False)
+    finalists = _finalists(screened, ranking, num_stragglers)
+    refined = ranking.ranked(_distinct(plain, finalists), whole=True)
     by_candidate = {id(x.candidate): x for x in refined}
     base = by_candidate[id(plain[0])]
     uncoded, *shorter = (_estimate(by_candidate[id(x)], base) for x in plain)
-    qualified = [x for x in refined if _qualifies(x, ranking, num_stragglers)]
-    rows = _shown(qualified, base)
+    rows = _shown([x for x in refined if _qualifies(x, ranking, num_stragglers)], base)
     if not rows:
         most = max(1 - x.doubt for x in screened)
         raise ValueError(
-            f"`plan` needs a design that is exact with probability {ranking.probability}; the best "
-            f"has {most:.4g}. Raise the deadline, or lower the probability."
+            f"`plan` needs a design whose steps are complete with probability "
+            f"{ranking.probability}; the best has {most:.4g}. Raise the deadline, or lower the "
+            "probability."
         )
-    tried = [*plain, *(x for x in able if x.redundant)]
-    best = _chosen(list(rows))
+    best = _chosen(rows)
+    assert best is not None  # there are rows
     result = Plan(
         rows=rows,
         best=best,
@@ -226,18 +247,50 @@ def _planned(ranking: Ranking, found: list[Candidate], num_stragglers: int) -> P
         verdict=_verdict(best),
         reasons=(),
         break_even_bandwidth=break_even_bandwidth(
-            ranking, tried, float(ranking.model.setting.bandwidth)
+            ranking,
+            [*plain, *(x for x in able if x.redundant)],
+            float(ranking.model.setting.bandwidth),
         ),
         break_even_redundancy=break_even_redundancy(screened),
     )
-    return result._replace(reasons=tuple(reasons(result, ranking.model)))
+    undercut = _undercut(ranking, considered, num_stragglers, best)
+    return result._replace(reasons=tuple(reasons(result, ranking.model, undercut)))
+
+
+def _distinct(*groups: list[Candidate]) -> list[Candidate]:
+    return list({id(x): x for group in groups for x in group}.values())
+
+
+def _finalists(screened: list[Ranked], ranking: Ranking, num_stragglers: int) -> list[Candidate]:
+    """Those to work out from the whole sample; of each kind, for sum codes may prove unfit."""
+    near = [x.candidate for x in screened if _qualifies(x, ranking, num_stragglers, room=0.5)]
+    found = []
+    for kind, count in _REFINED.items():
+        found += [x for x in near if x.kind == kind][:count]
+    return found
+
+
+def _undercut(
+    ranking: Ranking, considered: list[Candidate], num_stragglers: int, chosen: Estimate
+) -> str | None:
+    """The name of what would be chosen if products were free, where that is something else."""
+    if not any(x.task.product for x in considered):
+        return None
+    free = [x._replace(task=x.task._replace(product=0.0)) for x in considered]
+    names = [chosen.design.name]
+    for tried in (considered, free):  # both from the smaller sample, to compare like with like
+        screened = ranking.ranked(tried, whole=False)
+        finalists = ranking.ranked(_finalists(screened, ranking, num_stragglers), whole=False)
+        best = _chosen(_shown(finalists, screened[0]))
+        names.append(best.design.name if best else "")
+    return names[-1] if names[-1] not in names[:-1] else None
 
 
 def _qualifies(x: Ranked, ranking: Ranking, num_stragglers: int, room: float = 0.0) -> bool:
     """Whether it does what was asked, with some room for what the smaller sample does not show."""
     least = ranking.probability or 0.0
     enough = 1 - x.doubt >= least - room * (1 - least)
-    return x.candidate.num_stragglers >= num_stragglers and enough
+    return x.candidate.tolerated >= num_stragglers and enough
 
 
 def _shown(qualified: list[Ranked], base: Ranked) -> tuple[Estimate, ...]:
@@ -267,8 +320,9 @@ def _estimate(x: Ranked, base: Ranked, design: Design | None = None) -> Estimate
     return Estimate(
         design or Design(make_uncoded(candidate.num_workers), method=candidate.method),
         x.seconds,
-        1.0 if x.seconds == base.seconds else base.seconds / x.seconds,  # both may be infinite
+        _ratio(base.seconds, x.seconds),
         candidate.task.message_bytes,
+        x.expected.decode,
         candidate.copies,
         x.expected.probability,
         error,
@@ -276,14 +330,20 @@ def _estimate(x: Ranked, base: Ranked, design: Design | None = None) -> Estimate
     )
 
 
-def _chosen(rows: list[Estimate]) -> Estimate:
+def _ratio(seconds: float, other: float) -> float:
+    """How many times faster; both may be infinite, or nothing at all."""
+    if seconds == other:
+        return 1.0
+    return seconds / other if other else math.inf
+
+
+def _chosen(rows: Sequence[Estimate]) -> Estimate | None:
     """The fastest, unless a simpler one is nearly as fast."""
-    best = None
+    best: Estimate | None = None
     for kind in get_args(Verdict):
         same = [row for row in rows if _verdict(row) == kind]
         if same and (best is None or _beats(same[0], best)):
             best = same[0]
-    assert best is not None  # there are rows, and each is of a kind
     return best
 
 

@@ -8,16 +8,20 @@ from jaxcode.expectation import StepModel
 
 # A design that is more trouble must be faster by this factor.
 WORTH = 1.02
+# A share of the step that is worth a line.
+_NOTABLE = 0.1
 # Workers whose medians differ by this factor are not alike.
 _ALIKE = 1.25
 
 
-def reasons(plan: Any, model: StepModel) -> Iterator[str]:
+def reasons(plan: Any, model: StepModel, undercut: str | None = None) -> Iterator[str]:
     """The reasons of a `Plan`, the choice first.
 
     Args:
         plan: The plan, but for its reasons.
         model: What it was made with.
+        undercut: What would be chosen if multiplying factors out were free, where that is not the
+            choice.
 
     Yields:
         Sentences.
@@ -28,6 +32,7 @@ def reasons(plan: Any, model: StepModel) -> Iterator[str]:
         "dense gradients from everybody"
     )
     yield _of_low_rank(plan)
+    yield from _of_products(plan, model, undercut)
     yield _of_waiting(floor, model)
     yield _of_redundancy(plan, floor)
     approximate = [row for row in plan.rows if not row.exact]
@@ -51,22 +56,40 @@ def _of_low_rank(plan: Any) -> str:
     dense, low = plan.uncoded, plan.low_rank
     if low.worker_bytes >= dense.worker_bytes:
         return "low rank: no weight is shorter in factors at this many rows a worker"
-    saved = dense.seconds - low.seconds
-    saves = f", {_seconds(saved)} less a step" if 0 < saved < math.inf else ""
+    saved, saves = dense.seconds - low.seconds, ""
+    if saved and math.isfinite(saved):
+        saves = f", {_seconds(abs(saved))} {'less' if saved > 0 else 'more'} a step"
     return (
         f"low rank: {low.worker_bytes:.4g} bytes a worker in place of {dense.worker_bytes:.4g}"
         f"{saves}, without redundancy"
     )
 
 
+def _of_products(plan: Any, model: StepModel, undercut: str | None) -> Iterator[str]:
+    """What multiplying factors out takes, where that is much or decides."""
+    best, setting = plan.best, model.setting
+    product = setting.product(best.forms) * setting.batch_seconds
+    if undercut is not None:
+        yield (
+            f"multiplying factors out of the whole batch changes the choice: if it were free, "
+            f"{undercut} would be best"
+        )
+    elif product > _NOTABLE * best.seconds:
+        yield (
+            f"multiplying factors out of the whole batch takes {_seconds(product)} of the "
+            f"{_seconds(best.seconds)}"
+        )
+
+
 def _of_waiting(floor: Any, model: StepModel) -> str:
     setting = model.setting
-    computing = setting.examples / model.n * float(setting.seconds_per_example)
+    computing = (1 - setting.product(floor.forms)) * setting.batch_seconds / model.n
     sending = floor.worker_bytes / float(setting.bandwidth)
-    waiting = max(0.0, floor.seconds - computing - sending)
+    waiting = max(0.0, floor.seconds - computing - sending - floor.decode)
+    decoding = f", {_seconds(floor.decode)} of decoding" if floor.decode else ""
     return (
         f"without redundancy a step is {_seconds(computing)} of computing, {_seconds(sending)} of "
-        f"sending and {_seconds(waiting)} of waiting for the slowest and the master"
+        f"sending{decoding} and {_seconds(waiting)} of waiting for the slowest and the master"
     )
 
 

@@ -5,6 +5,11 @@ times what `slowdown` draws plus what `pause` draws, and its transfer, `bytes / 
 what `network` draws. The three are different things: a slow worker loses more where redundancy
 gives it more to do, and a pausing one does not. All designs meet the same draws, so that their
 differences are theirs.
+
+Factors are short because the product that forms a gradient is left out; whoever decodes forms it,
+for the whole batch. Workers save `product_share` of their computing of such weights, and each step
+ends with as large a share of the computing of the *whole batch*, at the mean worker's speed. Where
+computing takes most of a step, that is more than short messages save.
 """
 
 import contextlib
@@ -35,8 +40,9 @@ class Simulation(NamedTuple):
         design: the design.
         seconds: (steps,) each step, infinite where it never ends.
         parts: mean seconds spent on "compute" (what it takes without stragglers), "straggling",
-            "transfer", in the "queue" at the master's link and on "decode", of the message that
-            each step waited for; they add up to the mean.
+            "transfer", in the "queue" at the master's link and on "decode" (reading messages and
+            multiplying factors out), of the message that each step waited for; they add up to the
+            mean.
         error: mean `decoding_error`: 0 is exact, and a step that never ends errs by 1. What a lossy
             method loses is not in it.
         exact: the share of the steps whose gradient was exact; the others, that of undecodable
@@ -61,7 +67,8 @@ class Simulation(NamedTuple):
     @property
     def mean(self) -> float:
         """Mean seconds a step."""
-        return float(self.seconds.mean())
+        with np.errstate(over="ignore"):
+            return float(self.seconds.mean())
 
     @property
     def percentiles(self) -> dict[int, float]:
@@ -97,6 +104,7 @@ def simulate(
     network: Latency | None = None,
     decode_rate: Real = math.inf,
     deadline: Real | None = None,
+    product_share: Real = 1 / 3,
     steps: int = 1000,
     seed: int = 0,
     progress: bool | Callable[[int, int], Any] | None = None,
@@ -124,6 +132,11 @@ def simulate(
         network: One whose draws multiply a message's seconds on the worker's link.
         decode_rate: Bytes of messages per second that the master decodes.
         deadline: Seconds from the start after which a step goes on with what arrived.
+        product_share: The share of `seconds_per_example` that forms the gradients of the weights,
+            which a design in factors leaves to the decoder: 0 to below 1. Too low makes factors
+            look better than they are where computing takes most of a step, and 0 has them cost
+            nothing; a third suits layers that are matrix products, less those that also do other
+            things, such as attention.
         steps: How many to draw.
         seed: Of the draws.
         progress: True shows a bar (it needs rich); a function is called with the number of steps
@@ -152,7 +165,7 @@ def simulate(
         call, params, examples=examples, positions=positions,
         seconds_per_example=seconds_per_example, bandwidth=bandwidth,
         master_bandwidth=master_bandwidth, decode_rate=decode_rate, slowdown=slowdown, pause=pause,
-        network=network, deadline=deadline,
+        network=network, deadline=deadline, product_share=product_share,
     )  # fmt: skip
     for name in ("seconds_per_example", "bandwidth"):
         shape = getattr(setting, name).shape
@@ -184,11 +197,14 @@ class _Run:
         self.design, self.setting, self.code = design, setting, design.code
         code = design.code
         rows = setting.rows(float(code.shares.max()))
-        whole, _ = message(setting.leaves, design.method, rows, design.rank)
+        whole, forms = message(setting.leaves, design.method, rows, design.rank)
+        product = setting.product(forms)
         self.bytes = whole / code.num_fragments
         self.groups = None if code.block is None else groups(code)
         self.decode = design.messages_used * self.bytes / setting.decode_rate
-        self.computing = code.computation * setting.examples * setting.seconds_per_example
+        self.decode += product * setting.batch_seconds
+        computing = code.computation * setting.examples * setting.seconds_per_example
+        self.computing = computing * (1 - product)
         self.transfer = np.broadcast_to(self.bytes / setting.bandwidth, self.computing.shape)
         self.limit = math.inf if setting.deadline is None else setting.deadline
         # Codes that tolerate nobody may not even be exact with everybody there.
@@ -201,6 +217,7 @@ class _Run:
         self.errors = self.exact = self.arrived = 0.0
         self.pending, self.solved = 0, [0.0, 0.0, 0.0]  # steps, their errors, exact ones
 
+    @np.errstate(over="ignore")  # what is too large for a float takes for ever
     def add(
         self,
         steps: int,
@@ -327,7 +344,7 @@ def _differences(stamps: Float[np.ndarray, "stamps steps"]) -> Float[np.ndarray,
 @contextlib.contextmanager
 def _reporter(progress: Any, total: int) -> Iterator[Callable[[int], Any]]:
     """The function to call with the number of steps done."""
-    if not progress:
+    if progress is None or progress is False:
         yield lambda done: None
     elif callable(progress):
         yield lambda done: progress(done, total)

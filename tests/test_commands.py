@@ -73,8 +73,13 @@ def test_csv_is_one_table_that_programs_can_read(capsys):
 
 def test_plan_says_not_to_code_where_coding_does_not_pay(capsys):
     mild = ("--slowdown", "bimodal:1,1.3,0.02", "--exact")
-    document = as_json(capsys, "plan", "--workers", 16, *mild)
+    document = as_json(capsys, "plan", "--workers", 16, *mild, "--product-share", 0)
     assert document["plan notes"][0] == "verdict: low rank without redundancy"
+    assert {row["decode"] for row in document["plan"]} == {0}
+    document = as_json(capsys, "plan", "--workers", 16, *mild)  # 0.85 s of products for 0.06 s
+    assert document["plan notes"][0] == "verdict: uncoded"
+    decode = {row["design"]: row["decode"] for row in document["plan"]}
+    assert (decode["uncoded, dense"], decode["uncoded, factors"]) == (0, pytest.approx(0.85, 0.01))
     assert document["redundancy breaks even"][0]["copies"] == 1
     document = as_json(capsys, "plan", "--workers", 16, "--exact", *PAUSES)
     assert document["plan notes"][0] == "verdict: redundancy"
@@ -118,7 +123,8 @@ def test_simulate_is_the_library(capsys):
         capsys, "simulate", "uncoded", "fractional_repetition:1/factors", "uncoded@7", *PAUSES
     )
     plain, coded, dropped = document["simulation"]
-    assert plain["seconds"] > 2 * coded["seconds"]
+    assert plain["seconds"] > 1.5 * coded["seconds"]
+    assert plain["decode"] == 0 < 0.8 < coded["decode"] < 2.56 / 3
     assert (plain["error"], coded["error"], dropped["error"]) == (0, 0, 0.125)
     assert plain["bytes/worker"] == 4 * (784 * 1024 + 1024 * 1024 + 10240 + 2 * 1024 + 10)
     assert coded["p50"] <= coded["p90"] <= coded["p99"]
@@ -126,6 +132,14 @@ def test_simulate_is_the_library(capsys):
         capsys, "simulate", "uncoded", "fractional_repetition:1/factors", "uncoded@7", *PAUSES
     )
     assert again == document
+
+
+def test_the_share_of_products_is_an_option(capsys):
+    arguments = ("simulate", "uncoded/factors", "--shape", 300, 200, "--examples", 8)
+    for share in (0, 0.25, 0.5):
+        (row,) = as_json(capsys, *arguments, "--product-share", share)["simulation"]
+        assert row["decode"] == pytest.approx(share * 8 * 0.01)
+        assert row["compute"] == pytest.approx((1 - share) * 0.01)
 
 
 def test_steps_that_never_end_are_json_too(capsys):
@@ -209,6 +223,9 @@ def test_numbers_of_the_figures(capsys, tmp_path):
         ("plan --stragglers 8", "num_stragglers to be an integer from 0 to 7"),
         ("plan --bandwidth 0", "number above 0; got '0'"),
         ("plan --bandwidth nan", "number above 0; got 'nan'"),
+        ("plan --product-share 1", "number of at least 0 and below 1; got '1'"),
+        ("plan --seconds-per-example 1e300", "seconds_per_example to be a finite number from 0"),
+        ("simulate uncoded --bandwidth 1e300", "bandwidth to be a finite number from 0 to 1e+30"),
         ("simulate", "required: DESIGN"),
         ("simulate nonsense", "a design is CODE"),
         ("simulate uncoded/nonsense", "Methods: dense, factors"),

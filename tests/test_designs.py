@@ -1,14 +1,20 @@
 """Designs, and the bytes of their messages against the formulas of the loads."""
 
 import math
+import re
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxcode.codes import cyclic_mds, fractional_repetition, heterogeneous, uncoded
 from jaxcode.designs import Conditions, Design, conditions, groups, message
 from jaxcode.load import communication_load
+from jaxcode.planning import plan
 from jaxcode.shapes import leaf_shapes
+from jaxcode.simulation import simulate
+from jaxcode.stragglers import bimodal, pareto, shifted_exponential
 
 SHAPES = {"w": (784, 1024), "small": (12, 9), "b": (1024,), "conv": (3, 3, 16, 32), "none": (0, 5)}
 LEAVES = leaf_shapes(SHAPES)
@@ -54,7 +60,7 @@ def checked(**options):
     given = {
         "examples": 60, "positions": 1, "seconds_per_example": 0.1, "bandwidth": 1e6,
         "master_bandwidth": math.inf, "decode_rate": math.inf, "slowdown": None, "pause": None,
-        "network": None, "deadline": None,
+        "network": None, "deadline": None, "product_share": 1 / 3,
     }  # fmt: skip
     return conditions("simulate", SHAPES, **given | options)
 
@@ -65,6 +71,21 @@ def test_rows_are_the_largest_partitions(examples):
     assert isinstance(setting, Conditions)
     for k in (1, 3, 7, 49, 60):
         assert setting.rows(1 / k) == 5 * len(np.array_split(np.arange(examples), k)[0])
+
+
+def test_what_factors_leave_to_the_decoder():
+    """All products of the matrices in factors and in normal form, and of nothing else."""
+    setting = checked(product_share=0.25)
+    numbers = 784 * 1024 + 12 * 9 + 1024 + 3 * 3 * 16 * 32
+    _, factors = message(LEAVES, "factors", 4)
+    assert setting.product(factors) == pytest.approx(0.25 * (784 * 1024 + 12 * 9) / numbers)
+    _, full_rank = message(LEAVES, "factors", 784)
+    assert full_rank["small"] == "dense"
+    for form in (full_rank, message(LEAVES, "dense", 4)[1], message(LEAVES, "power_sgd", 4)[1]):
+        assert setting.product(form) == 0  # whoever sends it forms it
+    assert checked(product_share=0).product(factors) == 0
+    assert setting.batch_seconds == pytest.approx(6)
+    assert checked(seconds_per_example=[0.1, 0.3]).batch_seconds == pytest.approx(12)
 
 
 def test_groups_hold_a_partition_each():
@@ -120,8 +141,25 @@ def test_designs_refuse(code, options, message):
         ({"seconds_per_example": [1.0, math.inf]}, "seconds_per_example .* got .1.0, inf."),
         ({"seconds_per_example": "1"}, "seconds_per_example .* got '1'"),
         ({"seconds_per_example": [[1.0], [1.0, 2.0]]}, "seconds_per_example"),
-        ({"bandwidth": 0}, "bandwidth above 0; got 0"),
-        ({"bandwidth": [1.0, 0.0]}, "bandwidth above 0; got 0"),
+        ({"bandwidth": 0}, "bandwidth of at least 1e-30; got 0"),
+        ({"bandwidth": [1.0, 0.0]}, "bandwidth of at least 1e-30; got 0"),
+        ({"bandwidth": 1e-31}, "bandwidth of at least 1e-30; got 1e-31"),
+        ({"bandwidth": 1e31}, "bandwidth .* from 0 to 1e.30; got 1e.31"),
+        ({"bandwidth": [1.0, 1e31]}, "bandwidth .* from 0 to 1e.30, or one a worker; got"),
+        ({"bandwidth": True}, "bandwidth .* got True"),
+        ({"seconds_per_example": 1e31}, "seconds_per_example .* from 0 to 1e.30; got 1e.31"),
+        ({"seconds_per_example": [1e31]}, "seconds_per_example .* got .1e.31"),
+        ({"examples": 2**53 + 1}, "examples .* from 1 to 9007199254740992; got 9007199254740993"),
+        ({"positions": 10**300}, "positions .* got 1000"),
+        ({"master_bandwidth": 1e300}, "master_bandwidth .* from 1e-30 to 1e.30; got 1e.300"),
+        ({"master_bandwidth": [1.0, 2.0]}, "master_bandwidth .* got .1.0, 2.0."),
+        ({"decode_rate": -math.inf}, "decode_rate .* got -inf"),
+        ({"deadline": 1e300}, "deadline .* got 1e.300"),
+        ({"product_share": 1}, "product_share below 1; got 1"),
+        ({"product_share": -0.1}, "product_share .* from 0 to 1; got -0.1"),
+        ({"product_share": math.nan}, "product_share .* got nan"),
+        ({"product_share": "a third"}, "product_share .* got 'a third'"),
+        ({"product_share": True}, "product_share .* got True"),
         ({"bandwidth": -1.0}, "bandwidth .* got -1.0"),
         ({"bandwidth": []}, "bandwidth"),
         ({"master_bandwidth": 0}, "master_bandwidth .* got 0"),
@@ -133,3 +171,77 @@ def test_designs_refuse(code, options, message):
 def test_conditions_refuse(options, message):
     with pytest.raises(ValueError, match=f"`simulate` needs {message}"):
         checked(**options)
+
+
+EXTREMES = st.one_of(
+    st.integers(-30, 30).map(lambda x: 10.0**x),
+    st.integers(-300, 300).map(lambda x: 10.0**x),
+    st.sampled_from([0.0, 5e-324, 1e-30, 1e30, 1.7e308, math.inf]),
+)
+AMOUNTS = st.one_of(
+    st.integers(0, 15).map(lambda x: 10**x),
+    st.integers(0, 300).map(lambda x: 10**x),
+    st.sampled_from([1, 2**53, 2**53 + 1]),
+)
+
+
+@st.composite
+def extreme(draw):
+    """One argument far out, or all of them anywhere."""
+    numbers = ("seconds_per_example", "bandwidth", "master_bandwidth", "decode_rate", "deadline")
+    pool = {
+        name: EXTREMES
+        for name in (*numbers, "product_share", "slow", "rate", "scale", "probability")
+    }
+    pool |= {name: AMOUNTS for name in ("examples", "positions")}
+    some = draw(st.sets(st.sampled_from(sorted(pool)), min_size=1))
+    return {name: draw(pool[name]) for name in sorted(some)}
+
+
+def outcome(slow=2.0, rate=2.0, scale=2.0, probability=None, **options):
+    """Simulations and a plan, or the message of the error."""
+    options = {"examples": 60, "seconds_per_example": 0.1, "bandwidth": 1e6} | options
+    designs = [Design(fractional_repetition(4, 1), method=x) for x in ("dense", "factors")]
+    designs += [Design(uncoded(4), wait_for=3), Design(cyclic_mds(4, 2))]
+    try:
+        options["pause"] = bimodal(0.0, slow, 0.5)
+        options["slowdown"] = shifted_exponential(1.0, rate)
+        options["network"] = pareto(1.5, scale)
+        results = simulate(designs, {"w": (30, 20)}, steps=20, **options)
+        return results, plan({"w": (30, 20)}, num_workers=4, probability=probability, **options)
+    except ValueError as error:
+        return str(error)
+
+
+@given(extreme())
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_numbers_far_out_give_a_result_or_one_error(options):
+    """Warnings are errors: no product of theirs may overflow unseen."""
+    found = outcome(**options)
+    if isinstance(found, str):
+        assert re.match(r"`\w+` needs .* (got|the best has) .*\. [A-Z].*\.$", found, re.DOTALL)
+        assert any(name in found for name in options) or {"slow", "deadline"} & options.keys()
+        return
+    results, planned = found
+    for result in results:
+        assert not np.isnan(result.seconds).any()
+        assert not math.isnan(result.mean)
+        assert not any(math.isnan(x) for x in result.parts.values())
+    for estimate in planned.rows:
+        assert not any(math.isnan(x) for x in estimate[1:7])
+    assert "nan" not in str(planned)
+
+
+def test_the_largest_numbers_allowed_give_a_result():
+    """The control: not everything far out is refused."""
+    largest = {
+        "examples": 2**53, "positions": 2**53, "seconds_per_example": 1e30, "bandwidth": 1e-30,
+        "master_bandwidth": 1e-30, "decode_rate": 1e-30, "slow": 1.7e308,
+        "scale": 1.7e308,
+    }  # fmt: skip
+    results, planned = outcome(**largest)
+    assert all(result.mean >= 1e30 for result in results)
+    assert planned.rows
+    assert not isinstance(outcome(**largest, deadline=1e30), str)
+    assert isinstance(outcome(**largest | {"seconds_per_example": 1.1e30}), str)
+    assert isinstance(outcome(**largest | {"bandwidth": 0.9e-30}), str)

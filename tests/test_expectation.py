@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from jaxcode.candidates import candidates
 from jaxcode.codes import cyclic_mds, fractional_repetition, polynomial, uncoded
 from jaxcode.designs import Design, conditions
 from jaxcode.expectation import Need, StepModel, Task, arrivals, order_weights, tail, tail_index
+from jaxcode.planning import plan
 from jaxcode.simulation import simulate
 from jaxcode.stragglers import bimodal, failures, markov, pareto, shifted_exponential, trace
 
@@ -20,7 +20,7 @@ GIVEN = {"examples": 24, "seconds_per_example": 0.25, "bandwidth": 4000.0}
 def setting(**options):
     given = {
         "positions": 1, "master_bandwidth": math.inf, "decode_rate": math.inf, "slowdown": None,
-        "pause": None, "network": None, "deadline": None,
+        "pause": None, "network": None, "deadline": None, "product_share": 1 / 3,
     }  # fmt: skip
     return conditions("plan", WEIGHT, **given | GIVEN | options)
 
@@ -113,8 +113,10 @@ def task_of(design):
     else:
         sizes, number = np.unique(np.bincount(code.block), return_counts=True)
         need = Need(tuple(zip(sizes.tolist(), number.tolist(), strict=True)), code.num_fragments)
-    size = 8000 / code.num_fragments
-    return Task(float(code.computation[0]), size, design.messages_used, need)
+    size, product = 8000 / code.num_fragments, 0.0
+    if design.method == "factors":  # rows times 50 + 40 numbers; the weight is all there is
+        size, product = 4 * 24 / code.num_partitions * 90, 1 / 3
+    return Task(float(code.computation[0]), size, design.messages_used, need, product)
 
 
 DESIGNS = [
@@ -124,6 +126,7 @@ DESIGNS = [
     Design(cyclic_mds(12, 3)),
     Design(polynomial(12, 1, num_fragments=2)),
     Design(uncoded(12), wait_for=9),
+    Design(fractional_repetition(12, 1), method="factors"),
 ]
 MODELS = {
     "exponential": {"slowdown": shifted_exponential(1.0, 2.0)},
@@ -173,7 +176,7 @@ def test_the_queue_at_the_master_is_nearly_the_simulated_one(master_bandwidth, n
     for result in simulate(DESIGNS, WEIGHT, **GIVEN, **options, steps=5000, seed=1):
         expected = model.expect(task_of(result.design), whole=True).seconds
         assert expected == pytest.approx(result.mean, rel=0.04)
-        without = result.mean - result.parts["queue"]
+        without = result.mean - result.parts["queue"] - result.parts["decode"]
         if master_bandwidth == 4e3:  # the control: it is most of the time
             assert without < 0.7 * result.mean
 
@@ -204,27 +207,41 @@ def test_workers_that_differ_for_good_are_beyond_the_model():
     assert (medians.min(), medians.max()) == (1.0, 3.0)  # which is how it is noticed
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 12, 64])
-def test_candidates_are_the_designs_they_make(n):
-    conditions_ = setting(examples=4 * n)
-    found = candidates(conditions_, n, approximate=True)
-    kinds = set()
-    for candidate in found[:: max(1, len(found) // 40)]:
-        design = candidate.design()
-        if design is None:
-            continue
-        kinds.add(candidate.kind)
-        code = design.code
-        assert code.num_stragglers == candidate.num_stragglers
-        assert code.num_fragments == candidate.num_fragments
-        assert code.computation == pytest.approx(candidate.task.computation)
-        assert candidate.copies == pytest.approx(n * code.computation[0])
-        assert design.messages_used == candidate.task.used
-        (result,) = simulate(design, WEIGHT, **GIVEN | {"examples": 4 * n}, steps=1)
-        assert result.worker_bytes == candidate.task.message_bytes
-        assert candidate.task.need.workers == n
-        assert candidate.task.need == task_of(design).need
-        assert code.float32_error < 1e-2
-    assert "blocks" in kinds
-    assert ("first" in kinds) == (n > 1)
-    assert not any(x.kind == "first" for x in candidates(conditions_, n, approximate=False))
+WITH_BIAS = {"w": (50, 40), "b": (500,)}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.9])
+def test_the_products_of_factors_are_counted_by_hand(share):
+    """Two groups of two; 8 examples of 0.5 s; factors 4 (50 + 40), and 500 numbers dense."""
+    options = {"examples": 8, "seconds_per_example": 0.5, "bandwidth": 1000.0}
+    design = Design(fractional_repetition(4, 1), method="factors")
+    left = share * 2000 / 2500  # of the computing, to the decoder
+    sending, decode = 4 * (4 * 90 + 500) / 1000, left * 8 * 0.5
+    by_hand = (1 - left) * 2 + sending + decode
+    (result,) = simulate(design, WITH_BIAS, **options, product_share=share, steps=3)
+    assert result.seconds == pytest.approx([by_hand] * 3)
+    assert result.parts["decode"] == pytest.approx(decode)
+    assert result.parts["compute"] == pytest.approx((1 - left) * 2)
+    (dense,) = simulate(
+        Design(fractional_repetition(4, 1)), WITH_BIAS, **options, product_share=share, steps=1
+    )
+    assert dense.mean == pytest.approx(2 + 10)  # whatever the share
+    found = plan(WITH_BIAS, num_workers=4, **options, product_share=share, num_stragglers=1)
+    (row,) = (row for row in found.rows if row.design.name == design.name)
+    assert (row.seconds, row.decode) == pytest.approx((by_hand, decode))
+    free = 2 + sending
+    assert (by_hand == pytest.approx(free)) == (share == 0)  # the control
+
+
+def test_products_are_not_slowed_with_the_workers():
+    """A slowdown of 3 multiplies what workers still compute, and not what decoding takes."""
+    options = GIVEN | {"bandwidth": math.inf, "product_share": 0.5}
+    slow = bimodal(1.0, 3.0, probability=1.0)
+    design = Design(fractional_repetition(4, 1), method="factors")
+    for models, times in [({}, 1), ({"slowdown": slow}, 3)]:
+        (result,) = simulate(design, WEIGHT, **options, **models, steps=2)
+        assert result.mean == pytest.approx(times * 0.5 * 3 + 0.5 * 6)
+        model = StepModel("plan", setting(**options, **models), 4, 0)
+        task = Task(0.5, 0.0, 2, Need(((2, 2),), 1), 0.5)
+        assert model.expect(task).seconds == pytest.approx(result.mean)
+        assert model.expect(task).decode == pytest.approx(3)

@@ -251,13 +251,24 @@ def add_conditions(add: Callable[..., Any]) -> None:
     add("--pause", type=latency, metavar="MODEL", help="adds seconds, however little is computed")
     add("--network", type=latency, metavar="MODEL", help="multiplies a message's seconds")
     add("--deadline", type=positive, metavar="SECONDS", help="after which a step goes on")
+    add(
+        "--product-share",
+        type=real(0.0, 1.0),
+        default=1 / 3,
+        metavar="SHARE",
+        help="of computing that forms weights' gradients; factors leave it to the decoder "
+        "(default: 1/3)",
+    )
     add("--seed", type=whole(0), default=0, help="of what is drawn (default: 0)")
 
 
 def conditions_of(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of `simulate` and `plan` that the options name; Mbit/s in bytes/s."""
-    names = ("examples", "positions", "seconds_per_example", "slowdown", "pause", "network")
-    options = {name: getattr(args, name) for name in (*names, "deadline", "seed")}
+    names = (
+        "examples", "positions", "seconds_per_example", "slowdown", "pause", "network", "deadline",
+        "product_share", "seed",
+    )  # fmt: skip
+    options = {name: getattr(args, name) for name in names}
     megabit = 1e6 / 8
     return options | {
         "bandwidth": args.bandwidth * megabit,

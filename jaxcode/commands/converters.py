@@ -47,3 +47,40 @@ def real(low: float, high: float | None = None, *, above: bool = False) -> Calla
         return value
 
     return convert
+
+
+def seconds_or_adaptive(text: str) -> float | str:
+    """Return seconds above 0, or the word adaptive.
+
+    Example:
+        >>> seconds_or_adaptive("2.5"), seconds_or_adaptive("adaptive")
+        (2.5, 'adaptive')
+    """
+    try:
+        return text if text == "adaptive" else real(0.0, 1e9, above=True)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(
+            f"needs seconds above 0, or adaptive; got {text!r}"
+        ) from error
+
+
+def share(*, above: bool = False) -> Callable[[str], float]:
+    """Return a converter to a whole number, or a fraction below 1, as Ray counts what it has.
+
+    Args:
+        above: refuse 0.
+
+    Example:
+        >>> share()("0.5"), share()("2")
+        (0.5, 2.0)
+    """
+
+    def convert(text: str) -> float:
+        value = real(0.0, 1e6, above=above)(text)
+        if value > 1 and value != int(value):
+            raise argparse.ArgumentTypeError(
+                f"needs a whole number, or a fraction below 1; got {text!r}"
+            )
+        return value
+
+    return convert

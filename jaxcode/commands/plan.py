@@ -29,8 +29,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     """The arguments of `jaxcode plan`."""
     add = command.add_argument
     add("--workers", type=whole(1), default=8, help="n (default: 8)")
-    add("--stragglers", type=whole(0), help="only designs that tolerate so many")
-    add("--probability", type=real(0.0), help="only designs exact so often, by the deadline")
+    add("--stragglers", type=whole(0), help="only designs that go on without so many")
+    add("--probability", type=real(0.0), help="only designs complete so often, by the deadline")
     add("--exact", action="store_true", help="leave out designs that drop the slowest")
     add_parameters(add)
     add_conditions(add)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(estimate, found) for estimate in found.rows]
     notes = [
         f"verdict: {found.verdict}",
-        f"best exact design: {found.best_exact.design.name}",
+        f"best exact design: {found.best_exact.design.name if found.best_exact else 'none'}",
         *(f"- {reason}" for reason in found.reasons),
     ]
     forms = [{"leaf": name, "sent as": form} for name, form in found.best.forms.items()]
@@ -70,6 +70,7 @@ def _row(estimate: Estimate, found: Plan) -> dict[str, Any]:
     return {
         "design": estimate.design.name,
         "seconds": estimate.seconds,
+        "decode": estimate.decode,
         "speed": estimate.speedup,
         "copies": float(estimate.copies),
         "bytes/worker": estimate.worker_bytes,
