@@ -6,7 +6,7 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
 wanted = list(project["dependencies"])
-wanted += [line for extra in ("plot", "train") for line in project["optional-dependencies"][extra]]
+wanted += [line for extra in ("plot", "ray", "train") for line in project["optional-dependencies"][extra]]
 for line in sorted(set(wanted)):
     name, version = re.match(r"([\w-]+)>=([\w.]+)", line).groups()
     print(f"{name}=={version}")

@@ -126,7 +126,7 @@ class Code:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The fields alone: solved patterns stay behind, and arrays are read-only again on arrival.
-        return self._from_rows, tuple(getattr(self, f.name) for f in dataclasses.fields(self))
+        return _from_fields, tuple(getattr(self, f.name) for f in dataclasses.fields(self))
 
     def __repr__(self) -> str:
         n, k, s, m = self.num_workers, self.num_partitions, self.num_stragglers, self.num_fragments
@@ -383,3 +383,8 @@ class Code:
 
     def _survivors(self, call: str, survivors: Any) -> Bool[np.ndarray, "*steps workers"]:
         return arrived(f"Code.{call}", survivors, self.num_workers)
+
+
+def _from_fields(*fields: Any) -> Code:
+    # A function of the module: serializers that copy methods (Ray's) find it by name.
+    return Code._from_rows(*fields)
