@@ -15,6 +15,16 @@ from jaxcode.simulation import Simulation
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#BBBBBB"
 
+# What became of a worker in a step: the first that holds, with a mark to tell without colour.
+_ARRIVALS: dict[str, dict[str, Any]] = {
+    "failed, restarted": {"marker": "D", "color": "black", "mfc": "gold", "markersize": 7},
+    "rejected": {"marker": "x", "color": "black", "markersize": 7},
+    "survivor": {"marker": "o", "color": BLUE, "markersize": 4},
+    "answered, not needed": {"marker": "o", "color": "#666666", "mfc": "white", "markersize": 4},
+    "late": {"marker": "^", "color": ORANGE, "markersize": 6},
+    "no answer": {"marker": "^", "color": ORANGE, "mfc": "white", "markersize": 4},
+}
+
 
 def loss(ax: Any, steps: Sequence[int], losses: Sequence[float]) -> Any:
     """Draw the training loss against the step, on a logarithmic axis.
@@ -57,7 +67,6 @@ def survivors(ax: Any, steps: Sequence[int], arrived: Bool[np.ndarray, "steps wo
         'worker'
     """
     from matplotlib.colors import ListedColormap
-    from matplotlib.ticker import MaxNLocator
 
     num_workers = arrived.shape[1]
     ax.imshow(
@@ -72,10 +81,8 @@ def survivors(ax: Any, steps: Sequence[int], arrived: Bool[np.ndarray, "steps wo
     missing = (~arrived).sum(1)
     span = f"{missing.min()}" if missing.min() == missing.max() else "some"
     ax.set_title(f"missing at each step: {span} of {num_workers} workers", fontsize="medium")
-    ax.set_xlabel("step")
-    ax.set_ylabel("worker")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="step", ylabel="worker")
+    ax.locator_params(integer=True)
     return ax
 
 
@@ -162,9 +169,8 @@ def load_against_rank(
     full = min(shape)
     if ranks is None:
         ranks = np.unique(np.geomspace(1, full, 60).round().astype(int)).tolist()
-    blocks = code.block is not None
     methods: dict[str, Method] = {"Ye-Abbe": "ye_abbe"}
-    if blocks:
+    if code.block is not None:
         methods |= {"factors": "factors", "normal form": "normal_form"}
     curves: dict[str, list[float]] = {"Tandon et al.": [float(shape[0] * shape[1])] * len(ranks)}
     for name, method in methods.items():
@@ -182,10 +188,8 @@ def load_against_rank(
     }
     for name, values in curves.items():
         ax.plot(ranks, values, label=name, **styles[name])
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax.set(xscale="log", yscale="log", ylabel="numbers per worker and step")
     ax.set_xlabel("rank of a partition's gradient (rows: examples x positions)")
-    ax.set_ylabel("numbers per worker and step")
     ax.set_title(f"{shape[0]} x {shape[1]} weight, {code!r}".replace("<Code ", "").rstrip(">"))
     ax.legend(frameon=False)
     ax.grid(alpha=0.3)
@@ -231,8 +235,7 @@ def load_against_tolerance(
     step = max(1, num_workers // 12)
     ax.set_xticks(np.arange(0, num_workers, step), copies[::step])
     ax.set_yticks(stragglers[::step])
-    ax.set_xlabel("d, copies of the batch computed")
-    ax.set_ylabel("s, stragglers tolerated")
+    ax.set(xlabel="d, copies of the batch computed", ylabel="s, stragglers tolerated")
     title = "full rank (Ye-Abbe)" if rank is None else f"rank {rank} (normal form)"
     ax.set_title(f"load as a share of the {p} x {q} gradient, {title}", fontsize="medium")
     ax.figure.colorbar(image, ax=ax, label="numbers sent / p q")
@@ -275,9 +278,8 @@ def step_times(ax: Any, simulations: Sequence[Simulation]) -> Any:
             ax.plot(middle, row, "o", color="white", markeredgecolor="black", markersize=6)
             ax.plot(ended.mean(), row, "D", color="black", markersize=5)
             ax.plot(worst, row, "x", color="black", markersize=6)
-        notes = [f"never ends: {1 - ended.size / run.seconds.size:.1%}"] * (
-            ended.size < run.seconds.size
-        )
+        never = 1 - ended.size / run.seconds.size
+        notes = [f"never ends: {never:.1%}"] * (never > 0)
         notes += [f"loses {run.error:.1%}"] * (run.error > 0)
         ax.annotate(
             ", ".join(notes), (1, row), xycoords=("axes fraction", "data"), xytext=(4, 0),
@@ -309,7 +311,7 @@ def trace_heatmap(ax: Any, seconds: Float[Any, "steps workers"]) -> Any:
     """
     from matplotlib import colormaps
     from matplotlib.colors import LogNorm
-    from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     seconds = np.asarray(seconds, float)
     # Of all workers, the silent ones too: infinite where half of them are.
@@ -332,8 +334,66 @@ def trace_heatmap(ax: Any, seconds: Float[Any, "steps workers"]) -> Any:
         "seconds of each message" + (f"; colour: never answered ({never:.1%})" if never else ""),
         fontsize="medium",
     )
-    ax.set_xlabel("step")
-    ax.set_ylabel("worker")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="step", ylabel="worker")
+    ax.locator_params(integer=True)
     return ax
+
+
+def arrivals(ax: Any, reports: Sequence[Any]) -> Any:
+    """Draw who answered when: a lane a worker, in it the steps from left to right.
+
+    A line shows when each step ended: on it are those who did not answer, and above it, where their
+    message was dropped, those who answered too late.
+
+    Args:
+        ax: a Matplotlib Axes.
+        reports: a `jaxcode.cluster.StepReport` of each step.
+
+    Returns:
+        The Axes.
+
+    Raises:
+        ValueError: There are no reports.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> from matplotlib.figure import Figure
+        >>> report = SimpleNamespace(step=0, arrivals=[0.1, np.inf], survivors=[True, False],
+        ...     rejected={}, dropped=[], restarts=[], seconds={"step": 0.2, "wait": 0.1})
+        >>> arrivals(Figure().add_subplot(), [report]).get_ylabel()
+        'seconds until its report'
+    """
+    from matplotlib.ticker import LogLocator
+
+    if not reports:
+        raise ValueError("`arrivals` needs reports of at least one step; got none. Take a step.")
+    dropped = {(i, step): late for r in reports for i, step, late in r.dropped}
+    num_workers = max(len(report.arrivals) for report in reports)
+    ended = [report.seconds["step"] for report in reports]
+    offsets = 0.9 * ((np.arange(len(reports)) + 0.5) / len(reports) - 0.5)
+    points: dict[str, list[tuple[float, float]]] = {name: [] for name in _ARRIVALS}
+    for offset, report in zip(offsets, reports, strict=True):
+        for i in range(len(report.arrivals)):
+            name, seconds = _arrival(report, i, dropped.get((i, report.step)))
+            points[name].append((i + offset, seconds))
+    for i in range(num_workers):
+        ax.plot(i + offsets, ended, color=GREY, linewidth=1, label="_" if i else "step ended")
+        ax.axvline(i + 0.5, color=GREY, linewidth=0.8)
+    for name in filter(points.get, reversed(points)):
+        ax.plot(*np.transpose(points[name]), label=name, linestyle="", **_ARRIVALS[name])
+    ax.set(xlim=(-0.5, num_workers - 0.5), yscale="log", ylabel="seconds until its report")
+    ax.set_xticks(range(0, num_workers, max(1, num_workers // 16)))
+    ax.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:g}")
+    ax.yaxis.minorticks_off()
+    ax.set_xlabel(f"worker; in each, steps {reports[0].step} to {reports[-1].step}")
+    ax.legend(frameon=False, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1), fontsize=9)
+    return ax
+
+
+def _arrival(report: Any, worker: int, late: float | None) -> tuple[str, float]:
+    """What became of a worker in a step, and after how many seconds."""
+    answered = bool(np.isfinite(report.arrivals[worker]))
+    holds = [worker in report.restarts, worker in report.rejected, report.survivors[worker]]
+    name = list(_ARRIVALS)[[*holds, answered, late is not None, True].index(True)]
+    unheard = report.seconds["step"] if late is None else report.seconds["wait"] + late
+    return name, report.arrivals[worker] if answered else unheard

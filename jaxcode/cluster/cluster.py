@@ -11,7 +11,7 @@ import numpy as np
 import ray
 
 from jaxcode.checks import integer, real
-from jaxcode.cluster.actor import Ready
+from jaxcode.cluster.actor import Ready, ask, take
 from jaxcode.cluster.deadlines import AdaptiveDeadline, Deadline, checked_deadline
 from jaxcode.cluster.faults import Fault
 from jaxcode.cluster.history import History, StepReport
@@ -21,8 +21,8 @@ from jaxcode.cluster.plans import Plan
 from jaxcode.cluster.replica import Replica, State, Training
 from jaxcode.cluster.reporting import Reporter
 from jaxcode.cluster.states import Writer, fetch_state, read_state
-from jaxcode.cluster.step import Step, Undecodable, fetch_to_master
-from jaxcode.cluster.transfer import KEPT_BYTES, KEPT_STEPS, Store
+from jaxcode.cluster.step import Step, Undecodable
+from jaxcode.cluster.transfer import KEPT_BYTES, KEPT_STEPS, Puller, Store
 from jaxcode.cluster.wire import Layout
 from jaxcode.code import Code
 from jaxcode.worker import Method
@@ -229,6 +229,7 @@ class Cluster:
             self._commit,
             self._rows,
             self._attempts,
+            self.history.usual_wait,
             None if self._master is None else self._decode_for_all,
         )
         try:
@@ -264,11 +265,13 @@ class Cluster:
         """At the master: fetch and decode the messages, and offer the payload to all."""
         master = self._master
         assert master is not None
-        messages, failed, taken = fetch_to_master(plan, store, master.layout, self._fetch_timeout)
+        puller = Puller(-1, store, master.layout, ask, take, self._fetch_timeout)
+        alone = plan._replace(pullers={sender: [-1] for sender in plan.headers})
+        messages, failed = puller.fetch(alone)
         if failed:
-            return None, failed, (taken, 0)
+            return None, failed, (puller.bytes_in, 0)
         payload = master.recover(messages, plan.weights)
-        return (ray.put(payload), zlib.crc32(payload)), {}, (taken, len(payload))
+        return (ray.put(payload), zlib.crc32(payload)), {}, (puller.bytes_in, len(payload))
 
     @property
     def state(self) -> State:

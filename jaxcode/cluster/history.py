@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
+# Steps that say what is usual.
+RECENT = 10
+
 
 @dataclasses.dataclass(frozen=True)
 class StepReport:
@@ -117,6 +120,12 @@ class History:
         if self.path is not None:
             with self.path.open("a") as file:
                 file.write(json.dumps(report.scalars()) + "\n")
+
+    @property
+    def usual_wait(self) -> float:
+        """Median of the seconds that recent steps waited for answers; 0 before the first."""
+        recent = [report.seconds["wait"] for report in self.reports[-RECENT:]]
+        return float(np.median(recent)) if recent else 0.0
 
     def rewind(self, step: int) -> None:
         """Forget the file's lines of a step and after: they are taken again."""

@@ -121,9 +121,11 @@ class Members:
 
     def failed(self, member: Member, error: Exception) -> None:
         """A worker died or raised: say so at once, and start it again after a while."""
-        first = str(error).strip().splitlines()
-        member.why = f"failed: {first[-1] if first else type(error).__name__}"
-        text = f"worker {member.index} failed while {member.doing}: {error}"
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raised = isinstance(error, ray.exceptions.RayTaskError)
+        member.why = f"failed: {lines[-1] if raised else lines[0]}"
+        # An exception with its traceback; of a death, Ray's guesses at the cause are no news.
+        text = f"worker {member.index} failed while {member.doing}: {error if raised else lines[0]}"
         self.failure = text
         log.warning("%s", text)
         self.stop(member)

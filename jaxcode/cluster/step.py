@@ -8,10 +8,10 @@ import numpy as np
 import ray
 from jaxtyping import Bool
 
-from jaxcode.cluster.actor import Outcome, ask, take
+from jaxcode.cluster.actor import Outcome
 from jaxcode.cluster.members import Member, Members, WorkerError
 from jaxcode.cluster.plans import Plan, Report, agreeing, transfers, values_of
-from jaxcode.cluster.transfer import Puller, Store
+from jaxcode.cluster.transfer import Store
 from jaxcode.code import Code
 
 Undecodable = Literal["approximate", "skip", "raise"]
@@ -33,6 +33,7 @@ class Step:
         commit: names the state that the last step decided.
         rows: of a partition.
         attempts: plans made so far: no two of the whole training have the same name.
+        usual: seconds that recent steps waited.
         master: None, or what makes of messages the payload to send back.
     """
 
@@ -45,11 +46,15 @@ class Step:
         commit: tuple[int, int] | None,
         rows: int,
         attempts: int,
+        usual: float,
         master: Callable[[Plan, Store], tuple[Any, dict[int, str], tuple[int, int]]] | None,
     ):
         self.number, self.code, self.members = number, code, members
         self._past, self._commit, self._rows, self._master = past, commit, rows, master
         self.started = time.monotonic()
+        # Who comes back while the others compute would be late, and the next time again: it sits
+        # out, unless the step takes much longer than it should.
+        self._rest = self.started + 0.5 * usual, self.started + 2 * usual
         self.decodable_at: float | None = None
         self.reports: dict[int, Report] = {}
         self.arrivals: dict[int, float] = {}
@@ -91,7 +96,7 @@ class Step:
                     return self._skip()
                 approximate = True
                 continue
-            self._listen(min(limit, self._next_restart()) - time.monotonic())
+            self._listen(min(limit, self._next_chance()) - time.monotonic())
 
     def _ask_everybody(self) -> None:
         """Give each idle worker what it needs most: a state, what it missed, or this step."""
@@ -99,14 +104,14 @@ class Step:
         for member in self.members:
             if member.doing == "resting" and now >= member.rest_until and member.handle is None:
                 task = self.members.start(member, self.number).configure.remote(
-                    self.code, self._rows
+                    self.code, self._rows, int(self._master is not None)
                 )
                 member.assign("starting", task)
             if member.doing != "idle" or now < member.rest_until:
                 continue
             if member.step < self.number:
                 self._bring_up(member)
-            elif member.index not in self.reports:
+            elif member.index not in self.reports and not self._rest[0] < now < self._rest[1]:
                 task = member.handle.compute.remote(self.number, self._commit)
                 member.assign("computing", task, self.number)
 
@@ -210,9 +215,11 @@ class Step:
             possible[member.index] |= unheard and member.doing != "gone"
         return self._decodes(possible)
 
-    def _next_restart(self) -> float:
+    def _next_chance(self) -> float:
+        """When somebody may be asked who now rests."""
         now = time.monotonic()
-        return min((m.rest_until for m in self.members if m.rest_until > now), default=np.inf)
+        times = [self._rest[1], *(member.rest_until for member in self.members)]
+        return min((x for x in times if x > now), default=np.inf)
 
     def _settle(self, survivors: Bool[np.ndarray, " workers"], limit: float) -> bool:
         """Have everybody follow one plan; False if its messages turned out not to be there."""
@@ -386,11 +393,3 @@ class Step:
             if member.handle is not None:
                 member.step = self.number + 1
         return done
-
-
-def fetch_to_master(plan: Plan, store: Store, layout: Any, timeout: float) -> Any:
-    """The numbers of a plan's messages at the driver; and why some are missing."""
-    puller = Puller(-1, store, layout, ask, take, timeout)
-    everyone = plan._replace(pullers={sender: [-1] for sender in plan.headers})
-    messages, failed = puller.fetch(everyone)
-    return messages, failed, puller.bytes_in

@@ -8,7 +8,7 @@ unpickled. Whatever does not fit is `Rejected`, with one of `REASONS`.
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -133,7 +133,7 @@ class Layout(NamedTuple):
     dtypes: tuple[str, ...]
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray]) -> "Layout":
+    def of(cls, arrays: Sequence[Any]) -> "Layout":
         """The layout of arrays, or of anything with shapes and types."""
         return cls(
             tuple(tuple(array.shape) for array in arrays),
