@@ -11,11 +11,19 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from jaxcode.commands.converters import real, whole
+from jaxcode.commands.converters import real, seconds_or_adaptive, share, whole
 
-EXTRAS = ("matplotlib", "orbax", "rich", "sklearn")
+EXTRAS = {
+    "matplotlib": "train",
+    "orbax": "train",
+    "rich": "train",
+    "sklearn": "train",
+    "ray": "ray",
+}
 METHODS = ("factors", "dense")
 STRAGGLER_MODELS = ("uniform", "exponential", "pareto", "bimodal", "bursty", "fixed", "none")
+TOPOLOGIES = ("peers", "master")
+UNDECODABLE = ("raise", "skip", "approximate")
 MAX_WORKERS = 4096
 LARGEST_COUNT = 2**31 - 1
 
@@ -34,7 +42,8 @@ Train a classifier with workers missing at every step, and see that it makes no 
 
 Every step, the workers compute coded gradients of their part of the batch, some of them never
 answer, and the exact gradient is put together from the others. The workers run on this machine's
-devices: eight virtual ones where there is a single CPU.
+devices: eight virtual ones where there is a single CPU. With --cluster they are processes on Ray,
+and their stragglers are real; then what is trained may be yours.
 """
 
 EXAMPLES = """\
@@ -43,6 +52,8 @@ examples:
   jaxcode train --stragglers 3 --straggler-model bursty --out runs/bursty
   jaxcode train --out runs/bursty --resume --steps 500
   jaxcode train --data mine.npz               arrays x (examples, ...) and y (examples,)
+  jaxcode train --cluster --verify --inject "kill:2@10,stall:1@50-53:1.0,corrupt:0@120"
+  jaxcode train my_module:problem --cluster 10.0.0.1:6379 --workers 16 --stragglers 2
 
 exit codes: 0 done, 1 the training failed, 2 a bad argument or file, 130 stopped by Ctrl-C,
 143 stopped by SIGTERM
@@ -94,9 +105,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in EXTRAS:
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
             raise
-        return fail(f'this needs {error.name}: pip install "jaxcode[train]"')
+        return fail(f'this needs {error.name}: pip install "jaxcode[{extra}]"')
     except KeyboardInterrupt:
         print("jaxcode: stopped", file=sys.stderr)
         return 130
@@ -180,8 +192,17 @@ def add_train_arguments(train: argparse.ArgumentParser) -> None:
         >>> options.parse_args(["--seed", "7"]).seed
         7
     """
+    train.add_argument(
+        "problem",
+        nargs="?",
+        metavar="MODULE:NAME",
+        help="with --cluster: an object, a dictionary or a function that returns one, with params, "
+        "loss, data(block, step), optimizer, and perhaps evaluate(params), has_aux and seed "
+        "(default: the classifier)",
+    )
     _add_model_arguments(train.add_argument_group("what to train").add_argument)
     _add_code_arguments(train.add_argument_group("workers and code").add_argument)
+    _add_cluster_arguments(train.add_argument_group("on a Ray cluster").add_argument)
     _add_result_arguments(train.add_argument_group("results").add_argument)
 
 
@@ -205,7 +226,9 @@ def _add_model_arguments(add: Callable[..., Any]) -> None:
 
 def _add_code_arguments(add: Callable[..., Any]) -> None:
     """Add the options that decide who computes and sends what, and who is missing."""
-    add("--workers", type=whole(1, MAX_WORKERS), metavar="N", help="default: 8")
+    add(
+        "--workers", type=whole(1, MAX_WORKERS), metavar="N", help="default: 8, or 4 with --cluster"
+    )
     add(
         "--stragglers",
         type=whole(0, MAX_WORKERS),
@@ -225,6 +248,38 @@ def _add_code_arguments(add: Callable[..., Any]) -> None:
         help="who is late: S uniformly, by simulated latencies, always the last S, or nobody "
         "(default: uniform)",
     )
+
+
+def _add_cluster_arguments(add: Callable[..., Any]) -> None:
+    """Add the options of a Ray cluster."""
+    add(
+        "--cluster",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="train on Ray: on the cluster at HOST:PORT, auto for the one that this host is in, or "
+        "local (default) to start one for this command",
+    )
+    add("--topology", choices=TOPOLOGIES, help="who decodes (default: peers)")
+    add(
+        "--deadline",
+        type=seconds_or_adaptive,
+        metavar="SECONDS",
+        help="that a step may wait for answers, or adaptive (default: 60)",
+    )
+    add(
+        "--on-undecodable",
+        choices=UNDECODABLE,
+        help="if too few answered by then (default: raise)",
+    )
+    add(
+        "--inject",
+        metavar="FAULTS",
+        help="a drill: KIND:WORKER@STEP, @FIRST-LAST, and :SECONDS of a stall, between commas; "
+        "kinds are kill, vanish, stall, raise, memory, corrupt, cut, stale, stranger, nan",
+    )
+    add("--cpus-per-worker", type=share(above=True), metavar="CPUS", help="default: 1")
+    add("--gpus-per-worker", type=share(), metavar="GPUS", help="default: 0, compute on CPUs")
 
 
 def _add_result_arguments(add: Callable[..., Any]) -> None:
@@ -247,16 +302,21 @@ def _add_result_arguments(add: Callable[..., Any]) -> None:
 
 def _train(args: argparse.Namespace) -> int:
     """Check everything, then train."""
-    from jaxcode.train.session import prepare
-
+    clustered = args.cluster is not None
+    places = ("clustered_session", "clustered") if clustered else ("session", "command")
+    prepare, run = (importlib.import_module(f"jaxcode.train.{name}") for name in places)
     try:
-        session = prepare(args)
+        session = prepare.prepare(args)
     except (ValueError, OSError, MemoryError) as error:
         return fail(error if str(error) else type(error).__name__)
-    from jaxcode.train.command import Stopped, run
+    from jaxcode.train.command import Stopped
 
     try:
-        return run(session)
+        return run.run(session)
+    except ValueError as error:
+        if not clustered:
+            raise
+        return fail(error)
     except Stopped as stopped:
         if stopped.code == 1:
             return fail(stopped, code=1)

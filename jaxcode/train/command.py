@@ -7,7 +7,7 @@ nothing behind.
 import shlex
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -21,6 +21,11 @@ from jaxcode.train.rundir import RunDirectory
 from jaxcode.train.session import Session
 from jaxcode.train.training import Diverged, Record, State
 from jaxcode.train.verification import Differences, difference, dropping_data, without_stragglers
+
+_DEFAULTS: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
 
 
 class Stopped(Exception):
@@ -71,7 +76,7 @@ def run(session: Session) -> int:
     print("\n".join([report.describe(trainer), *session.notes]), flush=True)
     if session.verbose:
         print(trainer.summary(session.state.params), flush=True)
-    with _interruptible() as stop, report.meter(message=session.traffic.message) as bar:
+    with interruptible() as stop, report.meter(message=session.traffic.message) as bar:
         state, records = _train(session, bar, stop)
         differences = _verify(session, state, bar, stop) if session.verify else None
     table = report.table(
@@ -195,28 +200,34 @@ def _how_to_go_on(session: Session, step: int, *, during: str = "training") -> s
 
 
 @contextmanager
-def _interruptible() -> Iterator[Interruption]:
+def interruptible() -> Iterator[Interruption]:
     """Turn Ctrl-C, or the signal of a preemption, into a flag that is read between steps.
 
     A second one of the same kind ends the process as it would have without us.
+
+    Yields:
+        The flag.
     """
     stop = Interruption()
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.code = 128 + number
         stop.set()
-        signal.signal(number, defaults[number])
+        signal.signal(number, _DEFAULTS[number])
 
+    with handling(handle):
+        yield stop
+
+
+@contextmanager
+def handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have a function called on Ctrl-C and on the signal of a preemption, while the block runs."""
     if threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
-    defaults: dict[int, Any] = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-    }
-    before = {number: signal.signal(number, handle) for number in defaults}
+    before = {number: signal.signal(number, handle) for number in _DEFAULTS}
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

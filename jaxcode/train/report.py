@@ -97,6 +97,20 @@ class Meter:
             self._progress.update(self._task, note=note)
         self._progress.advance(self._task)
 
+    def advance_report(self, report: Any) -> None:
+        """Count one step of a cluster, with its loss, survivors and bytes as measured."""
+        self._received += sum(count for count in report.bytes_in if count > 0)
+        note = f"loss {report.loss:<9.3g}"
+        if self._progress.console.width >= _WIDE:
+            used = f"{int(report.survivors.sum())}/{len(report.survivors)} used"
+            note += f" {used}, {size(self._received)}"
+        self._progress.update(self._task, note=note)
+        self._progress.advance(self._task)
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar."""
+        self._progress.console.print(line, markup=False, highlight=False)
+
 
 @contextmanager
 def meter(*, message: float | int) -> Iterator[Meter]:
@@ -139,20 +153,48 @@ def table(
     Returns:
         A Rich table.
     """
-    rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    rows.add_column()
-    rows.add_column(justify="right", no_wrap=True)
-    rows.add_column()
+    rows = blank_table()
     rows.add_row("test accuracy", f"{accuracy:.1%}", f"of {len(trainer.data.y_test):,} examples")
     if differences:
-        rows.add_row("largest parameter difference")
-        rows.add_row("  to training without stragglers", *_difference(differences.exact))
-        if differences.control:
-            rows.add_row("  had missing data been dropped", *_difference(differences.control))
+        add_differences(rows, differences, "had missing data been dropped")
     _add_bytes(rows, trainer, traffic)
     if records:
         _add_times(rows, trainer, records)
     return rows
+
+
+def blank_table() -> Table:
+    """Return the closing table without rows: a name, a number, a note.
+
+    Example:
+        >>> len(blank_table().columns)
+        3
+    """
+    rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    rows.add_column()
+    rows.add_column(justify="right", no_wrap=True)
+    rows.add_column()
+    return rows
+
+
+def add_differences(rows: Table, differences: Differences, control: str) -> None:
+    """Add how far the parameters are from those of other trainings.
+
+    Args:
+        rows: the table to add to.
+        differences: what was measured.
+        control: what became of whose data, in the control.
+
+    Example:
+        >>> rows = blank_table()
+        >>> add_differences(rows, Differences(Difference(1e-7, 1e-6), None), "dropped")
+        >>> rows.row_count
+        2
+    """
+    rows.add_row("largest parameter difference")
+    rows.add_row("  to training without stragglers", *_difference(differences.exact))
+    if differences.control:
+        rows.add_row(f"  {control}", *_difference(differences.control))
 
 
 def _add_bytes(rows: Table, trainer: Trainer, traffic: Traffic) -> None:
@@ -160,17 +202,17 @@ def _add_bytes(rows: Table, trainer: Trainer, traffic: Traffic) -> None:
     rows.add_row(
         f"bytes per worker and step, {trainer.config.method}",
         size(traffic.message),
-        _ratio(traffic.message, traffic.dense),
+        ratio(traffic.message, traffic.dense),
     )
     rows.add_row("  dense", size(traffic.dense))
     rows.add_row(
         f"  Ye-Abbe, fragments {trainer.config.fragments}",
         size(traffic.ye_abbe),
-        _ratio(traffic.ye_abbe, traffic.dense),
+        ratio(traffic.ye_abbe, traffic.dense),
     )
     if traffic.lower_bound is not None:
         bound = traffic.lower_bound
-        rows.add_row("  lower bound", size(bound), _ratio(bound, traffic.dense))
+        rows.add_row("  lower bound", size(bound), ratio(bound, traffic.dense))
 
 
 def _add_times(rows: Table, trainer: Trainer, records: Sequence[Record]) -> None:
@@ -194,10 +236,21 @@ def _difference(difference: Difference) -> tuple[str, str]:
     return f"{difference.absolute:.1e}", f"relative {difference.relative:.1e}"
 
 
-def _ratio(count: float | int, dense: float | int) -> str:
-    """Say how bytes compare with a dense gradient's."""
+def ratio(count: float | int, dense: float | int) -> str:
+    """Say how bytes compare with a dense gradient's.
+
+    Args:
+        count: bytes.
+        dense: those of the gradient.
+
+    Example:
+        >>> ratio(10, 25), ratio(25, 25), ratio(50, 25)
+        ('2.5 times fewer than dense', 'as dense', '2.00 times dense: more')
+    """
     if abs(count - dense) < 0.005 * dense:
         return "as dense"
+    if not count:
+        return ""
     if count > dense:
         return f"{count / dense:.2f} times dense: more"
     return f"{dense / count:.1f} times fewer than dense"

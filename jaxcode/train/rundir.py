@@ -84,8 +84,12 @@ class RunDirectory:
             )
         return path
 
-    def records(self, *, until: int) -> list[dict[str, Any]]:
-        """Return the metrics of steps 1 to `until`.
+    def records(self, *, until: int, first: int = 1) -> list[dict[str, Any]]:
+        """Return the metrics of the first steps.
+
+        Args:
+            until: so many.
+            first: the number of the first.
 
         Raises:
             ValueError: a step's line is missing or truncated.
@@ -97,7 +101,7 @@ class RunDirectory:
             steps = [record["step"] for record in records]
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(f"`{self._metrics}` is missing or damaged: cannot resume") from error
-        if steps != list(range(1, until + 1)):
+        if steps != list(range(first, first + until)):
             raise ValueError(
                 f"`{self._metrics}` lacks steps before the checkpoint's {until}: cannot resume"
             )

@@ -9,8 +9,9 @@ import dataclasses
 import importlib
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -25,6 +26,18 @@ MAX_PARAMETERS = 2**28
 # What run.json holds, and the options among it, by the names that `argparse` gives them.
 FACTS = {"config", "data_digest", "steps", "devices", "jax"}
 FIELDS = {field.name: None for field in dataclasses.fields(Config)}.keys()
+# Options that say something of a cluster.
+CLUSTER_OPTIONS = (
+    "problem",
+    "topology",
+    "deadline",
+    "on_undecodable",
+    "inject",
+    "cpus_per_worker",
+    "gpus_per_worker",
+)
+
+C = TypeVar("C", bound=Config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +91,16 @@ def prepare(args: argparse.Namespace) -> Session:
         ...
         ValueError: `--workers 2 --stragglers 2 --fragments 1`: needs workers >= stragglers + ...
     """
-    _require_extras(args)
-    directory, stored = _directory(args)
-    config = _configured(args, stored)
+    _refuse_cluster_options(args)
+    require_extras(args)
+    directory, stored = open_directory(args, FACTS, FIELDS)
+    config = configured(args, stored, Config)
     data = datasets.load(config.data, seed=config.seed)
-    _check_data(config, data, stored)
+    check_data(config, data, stored)
     _use_virtual_devices()
     trainer = Trainer(config, data)
     expected = trainer.expected_state()
-    _check_size(config, expected)
+    check_size(config, expected)
     facts = _facts(trainer, args.steps or stored.get("steps", STEPS))
     state, history, notes = None, list[dict[str, Any]](), list[str]()
     if stored and directory:
@@ -108,7 +122,18 @@ def prepare(args: argparse.Namespace) -> Session:
     )
 
 
-def _require_extras(args: argparse.Namespace) -> None:
+def _refuse_cluster_options(args: argparse.Namespace) -> None:
+    """Refuse what says something of a cluster, where there is none."""
+    given = [name for name in CLUSTER_OPTIONS if getattr(args, name, None) is not None]
+    if given:
+        name = getattr(args, "problem", None) or f"--{given[0].replace('_', '-')}"
+        raise ValueError(
+            f"`{name}`: needs --cluster, which trains on Ray; without it, one process here trains "
+            "the built-in classifier: add --cluster, or leave it out"
+        )
+
+
+def require_extras(args: argparse.Namespace) -> None:
     """Import what will be needed later on, while nothing has been written."""
     names = ["rich.progress"]
     if args.out is not None:
@@ -117,8 +142,19 @@ def _require_extras(args: argparse.Namespace) -> None:
         importlib.import_module(name)
 
 
-def _directory(args: argparse.Namespace) -> tuple[RunDirectory | None, dict[str, Any]]:
-    """Return the run's directory and, for a resume, what its ``run.json`` holds."""
+def open_directory(
+    args: argparse.Namespace, facts: Collection[str], fields: Collection[str]
+) -> tuple[RunDirectory | None, dict[str, Any]]:
+    """Return the run's directory and, for a resume, what its ``run.json`` holds.
+
+    Args:
+        args: with out, resume and checkpoint_every.
+        facts: the names in ``run.json``, "cluster" among them for a run on one.
+        fields: the names in its configuration.
+
+    Raises:
+        ValueError: there is nothing to resume, or something that would be overwritten.
+    """
     if args.out is None:
         for option, given in (("resume", args.resume), ("checkpoint-every", args.checkpoint_every)):
             if given:
@@ -129,7 +165,15 @@ def _directory(args: argparse.Namespace) -> tuple[RunDirectory | None, dict[str,
     directory = RunDirectory(Path(args.out))
     if args.resume:
         stored = directory.read_facts()
-        if stored.keys() != FACTS or stored["config"].keys() != FIELDS:
+        if "cluster" in stored and "cluster" not in facts:
+            raise ValueError(
+                f"`--resume`: the run in `{args.out}` is one on a cluster: add --cluster"
+            )
+        if "cluster" in facts and "cluster" not in stored:
+            raise ValueError(
+                f"`--resume`: the run in `{args.out}` is not one on a cluster: leave --cluster out"
+            )
+        if stored.keys() != set(facts) or stored["config"].keys() != set(fields):
             raise ValueError(
                 f"`--resume`: run.json in `{args.out}` was written by another version of jaxcode"
             )
@@ -138,14 +182,32 @@ def _directory(args: argparse.Namespace) -> tuple[RunDirectory | None, dict[str,
     return directory, {}
 
 
-def _configured(args: argparse.Namespace, stored: dict[str, Any]) -> Config:
-    """Return the options given, over the resumed run's, over the defaults."""
-    given = {name: getattr(args, name) for name in FIELDS if getattr(args, name) is not None}
+def configured(
+    args: argparse.Namespace,
+    stored: dict[str, Any],
+    kind: type[C],
+    *,
+    may_change: Collection[str] = (),
+) -> C:
+    """Return the options given, over the resumed run's, over the defaults.
+
+    Args:
+        args: None for options not given.
+        stored: what ``run.json`` holds, for a resume.
+        kind: of configuration.
+        may_change: options of which a resumed run may be given others.
+
+    Raises:
+        ValueError: the run to resume is another one, or there are too few workers.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if "data" in given:
         given["data"] = os.path.abspath(given["data"])
     old = stored.get("config", {})
     # A data set is compared by its contents, once they are loaded.
-    others = {name: value for name, value in given.items() if name != "data"}
+    free = {"data", *may_change}
+    others = {name: value for name, value in given.items() if name not in free}
     differ = [name for name in others if name in old and _plain(others[name]) != old[name]]
     if differ:
         raise ValueError(
@@ -156,7 +218,7 @@ def _configured(args: argparse.Namespace, stored: dict[str, Any]) -> Config:
     values = {**old, **given}
     if "hidden" in values:
         values["hidden"] = tuple(values["hidden"])
-    config = Config(**values)
+    config = kind(**values)
     n, s, m = config.workers, config.stragglers, config.fragments
     if n < s + m:
         raise ValueError(
@@ -166,7 +228,7 @@ def _configured(args: argparse.Namespace, stored: dict[str, Any]) -> Config:
     return config
 
 
-def _check_data(config: Config, data: datasets.Dataset, stored: dict[str, Any]) -> None:
+def check_data(config: Config, data: datasets.Dataset, stored: dict[str, Any]) -> None:
     """Refuse a batch larger than the data, and other data than the resumed run's."""
     known = len(data.y_train)
     if config.batch_size > known:
@@ -181,7 +243,7 @@ def _check_data(config: Config, data: datasets.Dataset, stored: dict[str, Any]) 
         )
 
 
-def _check_size(config: Config, expected: State) -> None:
+def check_size(config: Config, expected: State) -> None:
     """Refuse a model that memory could not hold, before it is made."""
     count = sum(leaf.size for leaf in jax.tree.leaves(expected.params))
     if count > MAX_PARAMETERS:

@@ -166,6 +166,36 @@ class Classifier(nn.Module):
         return nn.Dense(self.num_classes)(x)
 
 
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """Each example's cross entropy, as an object that other processes can be sent.
+
+    In full float32: products in an accelerator's shorter types would differ between two exact ways
+    to compute one gradient.
+
+    Attributes:
+        model: whose logits to take; with a key, under dropout.
+
+    Example:
+        >>> model = Classifier(hidden=(8,), num_classes=3)
+        >>> params = model.init(jax.random.key(0), jnp.zeros((1, 4)))["params"]
+        >>> Loss(model)(params, (np.zeros((2, 4), np.float32), np.array([0, 2]))).shape
+        (2,)
+    """
+
+    model: Classifier
+
+    def __call__(self, params: PyTree, batch: Batch, key: Any = None) -> Float[Array, " examples"]:
+        """Return the loss of every example of a batch."""
+        x, y = batch
+        rngs = {} if key is None else {"dropout": key}
+        with jax.default_matmul_precision("highest"):
+            logits = self.model.apply(
+                {"params": params}, jnp.asarray(x), train=key is not None, rngs=rngs
+            )
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+
+
 class Trainer:
     """The compiled step of one configuration, and what goes with it.
 
@@ -191,26 +221,13 @@ class Trainer:
         )
         self.mesh = worker_mesh(config.workers)
         self.model = Classifier(config.hidden, data.num_classes, config.dropout)
+        self.loss = Loss(self.model)
         self.optimizer = optax.adam(config.learning_rate, eps=EPSILON)
         self.coded = coded_value_and_grad(
             self.loss, self.code, method=config.method, mesh=self.mesh
         )
         self.compile_seconds = 0.0
         self._program: Callable[..., Any] | None = None
-
-    def loss(self, params: PyTree, batch: Batch, key: Any = None) -> Float[Array, " examples"]:
-        """Return each example's cross entropy; with a key, under dropout.
-
-        In full float32: products in an accelerator's shorter types would differ between two exact
-        ways to compute one gradient.
-        """
-        x, y = batch
-        rngs = {} if key is None else {"dropout": key}
-        with jax.default_matmul_precision("highest"):
-            logits = self.model.apply(
-                {"params": params}, jnp.asarray(x), train=key is not None, rngs=rngs
-            )
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y)
 
     def initial_state(self) -> State:
         """Return the state before the first step."""
