@@ -51,6 +51,7 @@ def main(address, pause):
         code, loss, data, params=params, optimizer=optimizer, method="factors", deadline=20,
         fetch_timeout=1,
     ) as cluster:  # fmt: skip
+        print("hosts", *(worker.host for worker in cluster.workers), flush=True)
         for _ in range(STEPS):
             report = cluster.step()
             missing = [i for i, seconds in enumerate(report.arrivals) if seconds == float("inf")]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import threading
 import time
 import zlib
@@ -24,7 +23,7 @@ Token = tuple[int, int] | None
 
 
 class Ready(NamedTuple):
-    """Where a worker runs."""
+    """Where a worker runs: its node's address, its process, its devices, CPUs it may use."""
 
     host: str
     pid: int
@@ -103,7 +102,7 @@ class WorkerProcess:
         self._replica.warm_up(self._worker, master=bool(master))
         devices = ", ".join(str(d) for d in jax.local_devices())
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return Ready(socket.gethostname(), os.getpid(), devices, cpus or 1)
+        return Ready(ray.util.get_node_ip_address(), os.getpid(), devices, cpus or 1)
 
     def compute(self, step: int, commit: Token) -> Report:
         """Compute and keep this step's message."""
