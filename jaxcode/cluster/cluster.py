@@ -255,7 +255,7 @@ class Cluster:
         """Keep a plan for those who are behind."""
         self._past[plan.step] = plan
         payload = sum(head.length for head in plan.headers.values())
-        kept = KEPT_STEPS if payload * KEPT_STEPS <= KEPT_BYTES else 1
+        kept = KEPT_STEPS - 1 if payload * KEPT_STEPS <= KEPT_BYTES else 1
         for step in [x for x in self._past if x <= plan.step - kept]:
             del self._past[step]
 
@@ -326,6 +326,10 @@ class Cluster:
         Raises:
             ValueError: there is no checkpoint, it is damaged, or another model's.
         """
+        from jaxcode.train.checkpoint import latest
+
+        if latest(Path(directory)) is None:
+            raise ValueError(f"`Cluster.resume` needs a checkpoint in {directory}; there is none.")
         cluster = cls(code, *args, directory=directory, **options)
         try:
             training = cluster._training
@@ -372,12 +376,14 @@ class Cluster:
             self._members.stop(member)
         del self._members.all[n:]
         kept = len(self._members.all)
-        for member in self._members.all:  # behind or gone: start again
-            if member.handle is None or member.step != self.step_number:
+        commits = []
+        for member in self._members.all:
+            if member.handle is None or member.step != self.step_number:  # gone or behind
                 self._members.stop(member)
                 self._members.start(member, self.step_number)
+            else:
+                commits.append(member.handle.exchange.remote([], self._commit, None))
             member.task = None
-        commits = [m.handle.exchange.remote([], self._commit, None) for m in self._members]
         self._start(code, kept)
         ray.get(commits)
         self.code, self._past = code, {}

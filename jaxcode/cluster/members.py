@@ -16,6 +16,8 @@ log = logging.getLogger("jaxcode.cluster")
 Doing = Literal["starting", "idle", "computing", "exchanging", "following", "resting", "gone"]
 # Faults that end a process: one that was started again does not meet them once more.
 _LETHAL = ("kill", "vanish", "raise", "memory")
+# Threads of a worker that hand out parts: each may wait for one that is on its way.
+SERVING = 64
 # Seconds before the first restart; doubled with each further one.
 BACK_OFF = 0.5
 
@@ -105,7 +107,7 @@ class Members:
             if fault.worker == member.index
             and not (member.restarts and fault.kind in _LETHAL and fault.first <= step)
         )
-        actor: Any = ray.remote(concurrency_groups={"serve": 16})  # type: ignore[call-overload]
+        actor: Any = ray.remote(concurrency_groups={"serve": SERVING})  # type: ignore[call-overload]
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **self._options}
         environment = dict(options.pop("runtime_env", None) or {})
         variables = {"XLA_FLAGS": _xla_flags(options["num_cpus"])}

@@ -52,7 +52,7 @@ class Reporter:
                 for member, number, at in step.late
                 if number in self._decided
             ],
-            rejected=dict(step.rejected),
+            rejected={**dict.fromkeys(step.disagreed, "disagrees"), **step.rejected},
             error=0.0 if exact else float(code.decoding_error(survivors)),
             skipped=skipped,
             missing=missing,

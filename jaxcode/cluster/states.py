@@ -87,13 +87,12 @@ def read_state(directory: Path, like: list[Any]) -> tuple[int, list[np.ndarray]]
         like: the arrays' shapes and types, to compare with.
 
     Raises:
-        ValueError: there is no checkpoint, it is damaged, or another model's.
+        ValueError: it is damaged, or another model's.
     """
     from jaxcode.train import checkpoint
 
     path = checkpoint.latest(directory)
-    if path is None:
-        raise ValueError(f"`Cluster.resume` needs a checkpoint in {directory}; there is none.")
+    assert path is not None
     leaves = checkpoint.restore(path, {f"{i:05d}": x for i, x in enumerate(like)})
     arrays = [np.asarray(leaves[name]) for name in sorted(leaves)]
     return int(path.name.removeprefix("checkpoint-")), arrays

@@ -63,6 +63,7 @@ class Step:
         self.late: list[tuple[Member, int, float]] = []
         self.plan: Plan | None = None
         self.driver_bytes = (0, 0)
+        self.disagreed: set[int] = set()
         self._done: set[int] = set()
         self._accused: dict[int, set[int]] = {}
         self.attempts, self._raised, self._seconds = attempts, 0, 0.0
@@ -194,10 +195,7 @@ class Step:
         for worker in self.reports:
             arrived[worker] = worker not in self.rejected
         integers = {i: report.integers for i, report in self.reports.items()}
-        kept = agreeing(self.code, integers, arrived)
-        for other in np.flatnonzero(arrived & ~kept):
-            self.rejected[int(other)] = "disagrees"
-        return kept
+        return agreeing(self.code, integers, arrived)
 
     def _survivors(self, *, approximate: bool) -> Bool[np.ndarray, " workers"] | None:
         usable = self._usable()
@@ -298,6 +296,9 @@ class Step:
         return member.about is plan and outcome is not None and not outcome.done
 
     def _make_plan(self, survivors: Bool[np.ndarray, " workers"]) -> Plan | None:
+        for other in self.reports:
+            if not survivors[other]:  # in the minority of those who had answered by now
+                self.disagreed.add(other)
         weights, recovered_from = self._weights(survivors)
         if not weights.any():
             self._give_up(survivors)

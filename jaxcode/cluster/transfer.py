@@ -6,6 +6,7 @@ asked for its share, and where one link would have to serve several readers, eve
 other parts first and hands them on: each byte leaves the maker once.
 """
 
+import dataclasses
 import threading
 import time
 from collections import OrderedDict
@@ -17,8 +18,10 @@ from jaxcode.cluster.wire import HEADER_BYTES, Header, Layout, Rejected, verify
 
 # Below Ray's limit (100 KiB) for what a reply carries itself.
 PART_BYTES = 96_000
-# Few large parts of what is long: a call costs about as much as 100 kB.
-MOST_PARTS = 64
+# What is longer than so many parts travels in few and large ones, through the object store.
+MOST_PARTS, LARGE_PARTS = 256, 64
+# Parts of one message that a worker has asked for at once; others have to wait for theirs too.
+WINDOW = 8
 # Steps whose messages are kept for those who catch up, and bytes of them, the newest step aside.
 KEPT_STEPS, KEPT_BYTES = 8, 256_000_000
 
@@ -30,7 +33,7 @@ def part_bytes(length: int) -> int:
         >>> part_bytes(1_000_000), part_bytes(64_000_000)
         (96000, 1000000)
     """
-    return max(PART_BYTES, -(-length // MOST_PARTS))
+    return PART_BYTES if length <= MOST_PARTS * PART_BYTES else -(-length // LARGE_PARTS)
 
 
 def spans(length: int) -> Iterator[tuple[int, int]]:
@@ -150,6 +153,15 @@ def sources(plan: Plan, sender: int, me: int, part: int, parts: int) -> list[int
     return rotated if first == me else [first, *rotated]
 
 
+@dataclasses.dataclass
+class _Asked:
+    """A part that is fetched: whom to ask, in order, and the reference of the first's answer."""
+
+    part: int
+    sources: list[int]
+    reference: Any = None
+
+
 class Puller:
     """Fetches the messages of a plan that are not here.
 
@@ -188,42 +200,43 @@ class Puller:
                 failed[sender] = error.reason
         return numbers, failed
 
-    def _request(self, plan: Plan, sender: int) -> tuple[Any, list[Any]]:
+    def _request(self, plan: Plan, sender: int) -> tuple[Any, list[_Asked]]:
+        """Ask for the first parts of a message that is not here."""
         held = self.store.begin(plan.step, sender, plan.headers[sender].length)
-        parts = range(len(held.spans))
-        pending = []
-        # What others have to hand on is asked for first, so that they have it soon.
-        for part in parts:
-            if part in held.there:
-                continue
-            order = sources(plan, sender, self.me, part, len(parts))
-            order = [i for i in order if i in plan.handles]
-            handle = plan.handles[order[0]] if order else None
-            reference = None if handle is None else self._ask(handle, plan.step, sender, part)
-            pending.append((part, order, reference))
-        pending.sort(key=lambda item: len(item[1]))
-        return held, pending
+        parts = len(held.spans)
+        asked = []
+        for part in (x for x in range(parts) if x not in held.there):
+            order = sources(plan, sender, self.me, part, parts)
+            asked.append(_Asked(part, [i for i in order if i in plan.handles]))
+        for item in asked[:WINDOW]:
+            self._begin(plan, sender, item)
+        return held, asked
 
-    def _collect(self, plan: Plan, sender: int, asked: tuple[Any, list[Any]]) -> None:
-        held, pending = asked
+    def _begin(self, plan: Plan, sender: int, item: _Asked) -> None:
+        if item.sources:
+            handle = plan.handles[item.sources[0]]
+            item.reference = self._ask(handle, plan.step, sender, item.part)
+
+    def _collect(self, plan: Plan, sender: int, requested: tuple[Any, list[_Asked]]) -> None:
+        held, asked = requested
         lost: set[int] = set()
-        for part, order, reference in pending:
-            data = self._first(plan, sender, part, order, reference, lost)
+        for number, item in enumerate(asked):
+            data = self._first(plan, sender, item, lost)
             if data is None:
-                raise Rejected("lost", f"part {part} of worker {sender}'s message")
+                raise Rejected("lost", f"part {item.part} of worker {sender}'s message")
             self.bytes_in += len(data)
-            self.store.arrived(held, part, data)
+            self.store.arrived(held, item.part, data)
+            for following in asked[number + WINDOW : number + WINDOW + 1]:
+                self._begin(plan, sender, following)
 
-    def _first(
-        self, plan: Plan, sender: int, part: int, order: list[int], reference: Any, lost: set[int]
-    ) -> bytes | None:
+    def _first(self, plan: Plan, sender: int, item: _Asked, lost: set[int]) -> bytes | None:
         """A part from the first of its sources that gives it; the others are not asked again."""
-        for place, source in enumerate(order):
-            if source in lost or source not in plan.handles:
+        for place, source in enumerate(item.sources):
+            if source in lost:
                 continue
             if place:
-                reference = self._ask(plan.handles[source], plan.step, sender, part)
-            data = self._try(reference)
+                item.reference = self._ask(plan.handles[source], plan.step, sender, item.part)
+            data = self._try(item.reference)
             if data is not None:
                 return data
             lost.add(source)
