@@ -59,7 +59,7 @@ class Cluster:
         seed: the loss is called with a key of this seed, the step and the partition.
         directory: for checkpoints and ``metrics.jsonl``; made if it is not there.
         checkpoint_every: steps; 0 for none.
-        max_restarts: of each worker that failed.
+        max_restarts: of each worker that failed; forgiven when it has run for ten minutes.
         start_timeout: seconds to start, import and compile, which no deadline counts.
         fetch_timeout: seconds without a part after which whoever should send it counts as lost.
         worker_options: of Ray for each worker: ``{"num_gpus": 1}``, ``{"num_cpus": 8}``.

@@ -41,6 +41,7 @@ class Member:
         restarts: how often it was started again.
         rest_until: when to try again.
         why: what it died of, for errors.
+        born: when its process was started.
         knows: the version of the workers' list that it was told.
     """
 
@@ -54,6 +55,7 @@ class Member:
     restarts: int = 0
     rest_until: float = 0.0
     why: str = ""
+    born: float = 0.0
     knows: int = -1
 
     def assign(self, doing: Doing, task: Any, about: Any = None) -> None:
@@ -73,7 +75,7 @@ class Members:
         training: what they train.
         faults: to inject.
         timeout: seconds without a part after which its source counts as lost.
-        max_restarts: of each worker.
+        max_restarts: of each worker, until it has run for ten minutes.
         options: of Ray for each worker's actor, such as ``num_cpus`` or ``num_gpus``.
     """
 
@@ -118,6 +120,7 @@ class Members:
             .remote(member.index, self._training, faults, _settings(), self._timeout)
         )
         member.step, member.why, member.knows = -1, "", -1
+        member.born = time.monotonic()
         self._version += 1
         return member.handle
 

@@ -105,6 +105,24 @@ def values_of(code: Code, reports: dict[int, Report]) -> tuple[int, float, Any, 
     return examples, loss, aux, missing
 
 
+def weights_of(
+    code: Code, survivors: Bool[np.ndarray, " workers"]
+) -> tuple[Float[np.ndarray, "fragments workers"], Bool[np.ndarray, " workers"]]:
+    """D, and whose partitions are in the sum: a block that is lost is left out of both.
+
+    Example:
+        >>> from jaxcode.codes import fractional_repetition
+        >>> weights_of(fractional_repetition(4, 0, num_fragments=2), np.arange(4) > 0)[0].any(0)
+        array([False, False,  True,  True])
+    """
+    weights = code.decoding_weights(survivors)
+    if code.block is None or bool(code.is_decodable(survivors)):
+        return weights, survivors
+    answers = np.bincount(code.block[survivors], minlength=code.num_partitions)
+    kept = survivors & (answers >= code.num_fragments)[code.block]
+    return np.where(kept, weights, 0.0), kept
+
+
 def transfers(
     code: Code, used: list[int], reports: dict[int, Report], participants: list[int]
 ) -> tuple[dict[int, list[int]], dict[int, list[int]]]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool
 
 from jaxcode.cluster.actor import Outcome
 from jaxcode.cluster.members import Member, Members, WorkerError
-from jaxcode.cluster.plans import Plan, Report, agreeing, transfers, values_of
+from jaxcode.cluster.plans import Plan, Report, agreeing, transfers, values_of, weights_of
 from jaxcode.cluster.transfer import Store
 from jaxcode.code import Code
 
@@ -20,6 +20,8 @@ Undecodable = Literal["approximate", "skip", "raise"]
 PATIENCE, LEAST_PATIENCE = 1.0, 0.1
 # How long to let a replica rest that could not catch up.
 RETRY_SECONDS = 0.3
+# A worker that runs for so long has its restarts forgiven.
+FORGIVEN_SECONDS = 600.0
 
 
 class Step:
@@ -161,14 +163,14 @@ class Step:
             else:  # it took over a state
                 member.step = result
                 member.rest_until = 0.0 if result >= 0 else time.monotonic() + RETRY_SECONDS
+        if self._raised > self.code.num_stragglers:  # no accident of one worker
+            raise WorkerError(self.members.failure)
 
     def _lost(self, member: Member, error: Exception) -> None:
         self._done.discard(member.index)
         self.members.failed(member, error)
         if isinstance(error, ray.exceptions.RayTaskError):
             self._raised += 1
-            if self._raised > self.code.num_stragglers:  # no accident of one worker
-                raise WorkerError(self.members.failure) from error
 
     def _reported(self, member: Member, step: int, report: Report) -> None:
         if step != self.number:
@@ -177,6 +179,8 @@ class Step:
         reason = self._wrong(member.index, report)
         if reason:
             self.rejected[member.index] = reason
+        if time.monotonic() - member.born > FORGIVEN_SECONDS:
+            member.restarts = 0
         self.reports[member.index] = report
         self.arrivals[member.index] = time.monotonic() - self.started
 
@@ -237,7 +241,10 @@ class Step:
             self._judge(plan)
             if self.rejected != failed_before:
                 return False
-            busy = [m for m in self.members if m.doing == "exchanging" and m.about is plan]
+            # Those at an earlier plan of this step are given this one as soon as they are through.
+            busy = [
+                m for m in self.members if m.doing == "exchanging" and m.about.step == plan.step
+            ]
             if not busy and not self._done:
                 return False
             enough = self._enough()
@@ -245,8 +252,7 @@ class Step:
             if enough and enough_at is None:
                 enough_at = now
             if not busy or (enough_at is not None and now >= self._patience(began, enough_at)):
-                if enough or not busy:
-                    return True
+                return True
             if not enough:
                 self._check_time(limit)
             end = self._patience(began, enough_at) if enough_at is not None else now + 0.5
@@ -299,7 +305,7 @@ class Step:
         for other in self.reports:
             if not survivors[other]:  # in the minority of those who had answered by now
                 self.disagreed.add(other)
-        weights, recovered_from = self._weights(survivors)
+        weights, recovered_from = weights_of(self.code, survivors)
         if not weights.any():
             self._give_up(survivors)
         self.attempts += 1
@@ -328,16 +334,6 @@ class Step:
                 return None
             self.plan = self.plan._replace(recovered=recovered)
         return self.plan
-
-    def _weights(self, survivors: Bool[np.ndarray, " workers"]) -> tuple[np.ndarray, np.ndarray]:
-        """D, and whose partitions are in the sum: a block that is lost is left out of both."""
-        code = self.code
-        weights = code.decoding_weights(survivors)
-        if code.block is None or self._decodes(survivors):
-            return weights, survivors
-        answers = np.bincount(code.block[survivors], minlength=code.num_partitions)
-        kept = survivors & (answers >= code.num_fragments)[code.block]
-        return np.where(kept, weights, 0.0), kept
 
     def _exchanged(self, member: Member, plan: Plan, outcome: Outcome) -> None:
         self.outcomes[member.index] = outcome
