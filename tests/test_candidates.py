@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from neutral import NEUTRAL
 
 from jaxcode.candidates import candidates
 from jaxcode.codes import fractional_repetition
@@ -15,11 +16,7 @@ GIVEN = {"examples": 24, "seconds_per_example": 0.25, "bandwidth": 4000.0}
 
 
 def setting(**options):
-    given = {
-        "positions": 1, "master_bandwidth": math.inf, "decode_rate": math.inf, "slowdown": None,
-        "pause": None, "network": None, "deadline": None, "product_share": 1 / 3,
-    }  # fmt: skip
-    return conditions("plan", WEIGHT, **given | GIVEN | options)
+    return conditions("plan", WEIGHT, **NEUTRAL | GIVEN | options)
 
 
 def need_of(design):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from neutral import NEUTRAL
 
 from jaxcode.codes import cyclic_mds, fractional_repetition, heterogeneous, uncoded
 from jaxcode.designs import Conditions, Design, conditions, groups, message
@@ -57,12 +58,8 @@ def test_power_sgd_is_that_of_the_loads(rank):
 
 
 def checked(**options):
-    given = {
-        "examples": 60, "positions": 1, "seconds_per_example": 0.1, "bandwidth": 1e6,
-        "master_bandwidth": math.inf, "decode_rate": math.inf, "slowdown": None, "pause": None,
-        "network": None, "deadline": None, "product_share": 1 / 3,
-    }  # fmt: skip
-    return conditions("simulate", SHAPES, **given | options)
+    given = {"examples": 60, "seconds_per_example": 0.1, "bandwidth": 1e6}
+    return conditions("simulate", SHAPES, **NEUTRAL | given | options)
 
 
 @pytest.mark.parametrize("examples", [1, 7, 49, 60])

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from neutral import NEUTRAL
 
 from jaxcode.codes import cyclic_mds, fractional_repetition, polynomial, uncoded
 from jaxcode.designs import Design, conditions
@@ -18,11 +19,7 @@ GIVEN = {"examples": 24, "seconds_per_example": 0.25, "bandwidth": 4000.0}
 
 
 def setting(**options):
-    given = {
-        "positions": 1, "master_bandwidth": math.inf, "decode_rate": math.inf, "slowdown": None,
-        "pause": None, "network": None, "deadline": None, "product_share": 1 / 3,
-    }  # fmt: skip
-    return conditions("plan", WEIGHT, **given | GIVEN | options)
+    return conditions("plan", WEIGHT, **NEUTRAL | GIVEN | options)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 30])

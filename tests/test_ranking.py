@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from neutral import NEUTRAL
 
 from jaxcode.candidates import candidates
 from jaxcode.designs import conditions
@@ -18,12 +19,8 @@ EXACT = {"examples": 16, "num_workers": 16, "seconds_per_example": 1.0, "approxi
 
 
 def setting(params=VECTOR, **options):
-    given = {
-        "examples": 8, "positions": 1, "seconds_per_example": 1.0, "bandwidth": 1000.0,
-        "master_bandwidth": math.inf, "decode_rate": math.inf, "slowdown": None, "pause": None,
-        "network": None, "deadline": None, "product_share": 1 / 3,
-    }  # fmt: skip
-    return conditions("plan", params, **given | options)
+    given = {"examples": 8, "seconds_per_example": 1.0, "bandwidth": 1000.0}
+    return conditions("plan", params, **NEUTRAL | given | options)
 
 
 def ranking(probability=None, n=8, **options):

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from neutral import NEUTRAL
 
 from jaxcode.codes import fractional_repetition, uncoded
 from jaxcode.designs import Design, conditions
@@ -18,12 +19,8 @@ FOUR = {"examples": 16, "num_workers": 16, "seconds_per_example": 1.0}
 
 
 def model(**options):
-    given = {
-        "examples": 16, "positions": 1, "seconds_per_example": 1.0, "bandwidth": 1000.0,
-        "master_bandwidth": math.inf, "decode_rate": math.inf, "slowdown": None, "pause": None,
-        "network": None, "deadline": None, "product_share": 1 / 3,
-    }  # fmt: skip
-    return StepModel("plan", conditions("plan", {"w": (30, 20)}, **given | options), 8, 0)
+    given = {"examples": 16, "seconds_per_example": 1.0, "bandwidth": 1000.0}
+    return StepModel("plan", conditions("plan", {"w": (30, 20)}, **NEUTRAL | given | options), 8, 0)
 
 
 DENSE, FACTORS = {"w": "dense"}, {"w": "factors"}

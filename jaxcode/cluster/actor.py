@@ -11,14 +11,13 @@ import ray
 
 from jaxcode.cluster.faults import Fault, of_worker
 from jaxcode.cluster.plans import Plan, Report
+from jaxcode.cluster.states import STATE_PART_BYTES, fetch_state
 from jaxcode.cluster.transfer import Puller, Store
 from jaxcode.cluster.wire import HEADER_BYTES, Header, Layout, Rejected, header
 from jaxcode.code import Code
 
 # How long one who hands on a part waits for it; who asked then asks the maker.
 HAND_ON_SECONDS = 0.25
-# A state travels in parts of this size.
-STATE_PART_BYTES = 4_000_000
 Token = tuple[int, int] | None
 
 
@@ -238,13 +237,8 @@ class WorkerProcess:
     def adopt(self, donor: Any, commit: Token) -> int:
         """Take over a donor's state; returns the step it is at, or -1 where it could not be had."""
         try:
-            step, layout, length, crc = ray.get(donor.snapshot.remote(commit), timeout=60)
-            count = -(-length // STATE_PART_BYTES)
-            parts = [donor.snapshot_part.remote(step, part) for part in range(count)]
-            numbers = b"".join(ray.get(part, timeout=60) for part in parts)
+            step, layout, numbers = fetch_state([donor], commit)
         except Exception:  # a donor that is gone, whichever way Ray says so
-            return -1
-        if len(numbers) != length or zlib.crc32(numbers) != crc:
             return -1
         with self._lock:
             self._replica.load(layout.split(numbers), step)

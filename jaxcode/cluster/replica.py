@@ -210,12 +210,12 @@ class Replica:
         params = self.state.params
         # Written over: fresh memory for every step would cost as much time as the numbers in it.
         old, self._old_grads = self._old_grads, None
-        grads = decode(_like(params) if old is None else old, params, *arguments)
+        grads = decode(_room_for(params) if old is None else old, params, *arguments)
         jax.block_until_ready(grads)
         decoded = time.perf_counter()
         spare, self._spare = self._spare, None
         state, finite = self._apply(
-            _like(self.state) if spare is None else spare, self.state, grads
+            _room_for(self.state) if spare is None else spare, self.state, grads
         )
         self._old_grads = grads
         self._staged = (token, state)
@@ -349,7 +349,7 @@ def _writing_over(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _like(tree: Any) -> Any:
+def _room_for(tree: Any) -> Any:
     """Arrays of the same shapes, with nothing in particular in them."""
 
     def like(leaf: Any) -> Any:

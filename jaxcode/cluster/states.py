@@ -1,4 +1,4 @@
-"""A replica's state on its way to the driver, and to disk."""
+"""A replica's state on its way to another, to the driver, and to disk."""
 
 import threading
 import zlib
@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from jaxcode.cluster.actor import STATE_PART_BYTES
 from jaxcode.cluster.wire import Layout
+
+# A state travels in parts of this size.
+STATE_PART_BYTES = 4_000_000
 
 
 def fetch_state(handles: list[Any], commit: Any) -> tuple[int, Layout, bytes]:

@@ -382,11 +382,8 @@ class Step:
             'allow a longer deadline, more stragglers, or on_undecodable="approximate"'
         )
 
-    def finish(self) -> set[int]:
-        """Note who has the new state; returns them."""
-        done = set(self._done)
-        for index in done:
-            member = self.members[index]
-            if member.handle is not None:
-                member.step = self.number + 1
-        return done
+    def finish(self) -> None:
+        """Note who has the new state."""
+        for index in self._done:
+            if self.members[index].handle is not None:
+                self.members[index].step = self.number + 1

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxcode.cluster.plans import Plan
-from jaxcode.cluster.wire import HEADER_BYTES, Header, Layout, Rejected, verify
+from jaxcode.cluster.wire import HEADER_BYTES, Header, Inbox, Layout, Rejected
 
 # Below Ray's limit (100 KiB) for what a reply carries itself.
 PART_BYTES = 96_000
@@ -189,16 +189,14 @@ class Puller:
                 self._collect(plan, sender, asked[sender])
             except Rejected as error:
                 failed[sender] = error.reason
-        numbers: dict[int, memoryview] = {}
-        for sender, head in plan.headers.items():
-            if sender in failed:
-                continue
+        inbox = Inbox(plan.headers, self.layout)
+        for sender in [i for i in plan.headers if i not in failed]:
             try:
-                numbers[sender] = self._checked(plan.step, sender, head)
+                self._accept(inbox, plan.step, sender)
             except Rejected as error:
                 self.store.drop(plan.step, sender)
                 failed[sender] = error.reason
-        return numbers, failed
+        return {i: x for i, x in inbox.accepted.items() if i not in failed}, failed
 
     def _request(self, plan: Plan, sender: int) -> tuple[Any, list[_Asked]]:
         """Ask for the first parts of a message that is not here."""
@@ -248,14 +246,13 @@ class Puller:
         except Exception:  # a source that is gone, whichever way Ray says so
             return None
 
-    def _checked(self, step: int, sender: int, expected: Header) -> memoryview:
+    def _accept(self, inbox: Inbox, step: int, sender: int) -> None:
+        """Take a message that is here: it has to be its sender's, and the one that was reported."""
         data = self.store.get(step, sender)
         if data is None:
             raise Rejected("lost")
-        head = Header.unpack(data)
+        head, expected = Header.unpack(data), inbox.expected[sender]
         head.check(expected)
         if head.crc != expected.crc:
             raise Rejected("checksum")
-        numbers = data[HEADER_BYTES:]
-        verify(numbers, head, self.layout)
-        return numbers
+        inbox.accept(data)
