@@ -1,4 +1,4 @@
-"""A training whose driver prints a line a step, for tests/test_netns.py to cut a link meanwhile."""
+"""A training whose driver prints a line a step, for tests/test_netns.py to cut off a host."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Hosts whose links are real: one is cut while a step is under way, and mended later."""
+"""Hosts whose links are real: one is cut off, or dies, during a step, and comes back."""
 
 import subprocess
 import sys
@@ -12,17 +12,37 @@ pytestmark = [
     pytest.mark.timeout(180),
     pytest.mark.skipif(not available(), reason="network namespaces need Linux, root and iproute2"),
 ]
-CUT, MENDED = 5, 15
+LOST, MENDED = 5, 15
 
 
-def test_a_link_that_is_cut_loses_nothing_and_the_host_comes_back():
+def cut_the_link(hosts):
+    hosts.cut(3)
+
+
+def mend_the_link(hosts):
+    hosts.cut(3, mend=True)
+
+
+def kill_the_node(hosts):
+    hosts.kill(3)
+
+
+def start_the_node(hosts):
+    hosts.start_node(3)
+
+
+@pytest.mark.parametrize(
+    ("hurt", "mend", "pause"),
+    [(cut_the_link, mend_the_link, 0.3), (kill_the_node, start_the_node, 0.8)],
+)
+def test_a_host_that_is_lost_loses_nothing_and_comes_back(hurt, mend, pause):
     pytest.importorskip("ray")
     program = str(Path(__file__).with_name("cut_link.py"))
     steps, missing = 0, {}
     with Hosts(4, "200mbit") as hosts:
         address = hosts.start_ray()
         with subprocess.Popen(
-            hosts.command(0, sys.executable, program, address, "0.3"),
+            hosts.command(0, sys.executable, program, address, str(pause)),
             env=hosts.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         ) as driver:  # fmt: skip
             for line in driver.stdout:
@@ -34,15 +54,15 @@ def test_a_link_that_is_cut_loses_nothing_and_the_host_comes_back():
                     at = rest.index("error")
                     missing[int(rest[0])] = [int(i) for i in rest[2:at]]
                     assert float(rest[at + 1]) == 0
-                    if int(rest[0]) == CUT:
-                        hosts.cut(3)
+                    if int(rest[0]) == LOST:
+                        hurt(hosts)
                     if int(rest[0]) == MENDED:
-                        hosts.cut(3, mend=True)
+                        mend(hosts)
                 elif word == "difference":
                     difference, control = float(rest[0]), float(rest[2])
             errors = driver.stderr.read()
             assert driver.wait() == 0, errors
     assert steps == 60
     assert difference < 1e-5 < control
-    assert all(far in missing[step] for step in range(CUT + 2, MENDED)), missing
+    assert all(far in missing[step] for step in range(LOST + 2, MENDED)), missing
     assert far not in missing[59]  # it follows again

@@ -229,6 +229,20 @@ def test_each_byte_leaves_its_maker_once(small_parts):
     assert alone.sent[2] == alone.sent[3] == 0
 
 
+def test_who_should_hand_on_and_never_comes_is_done_without(small_parts):
+    network, (layout, head, data) = Network(4), message(0, 2000)
+    network.stores[0].put(3, 0, data)
+    plan = plan_of({0: head}, {0: [0]}, {0: [2, 3]}, 4)
+    puller = network.puller(2, layout)
+    numbers, failed = puller.fetch(plan)  # worker 3 fetches nothing
+    assert not failed
+    assert bytes(numbers[0]) == data[HEADER_BYTES:]
+    assert network.sent[0] == puller.bytes_in == len(data)
+    # It is given up after one part, with those that were asked for by then.
+    asked = sum(handle == 3 for handle, *_ in network.asked)
+    assert 0 < asked <= transfer.WINDOW
+
+
 def test_several_holders_each_give_a_share(small_parts):
     network, (layout, head, data) = Network(5), message(0, 2000)
     for holder in (0, 1, 2):

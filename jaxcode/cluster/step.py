@@ -312,14 +312,19 @@ class Step:
         used = [int(i) for i in np.flatnonzero(np.any(weights != 0, axis=0))]
         ready = [m.index for m in self.members if m.step == self.number and m.handle is not None]
         ready = [i for i in ready if self.members[i].doing in ("idle", "exchanging")]
-        holders, pullers = transfers(self.code, used, self.reports, ready)
+        # Who is about to answer fetches its share too: else one link would serve it all once more.
+        coming = [
+            m.index for m in self.members if m.doing == "computing" and m.about == self.number
+        ]
+        taking_part = sorted({*ready, *coming})
+        holders, pullers = transfers(self.code, used, self.reports, taking_part)
         counted = {i: self.reports[i] for i in np.flatnonzero(recovered_from).tolist()}
         examples = values_of(self.code, counted)[0]
-        there = tuple(i for i in sorted({*ready, *used}) if self.members[i].handle is not None)
+        there = [i for i in {*taking_part, *used} if self.members[i].handle is not None]
         headers = {i: self.reports[i].header for i in used}
         weights = weights * (self._rows / examples)
         self.plan = Plan(
-            self.number, self.attempts, weights, headers, holders, pullers, {}, there=there
+            self.number, self.attempts, weights, headers, holders, pullers, {}, there=tuple(there)
         )
         if self._master is not None:
             handles = {i: self.members[i].handle for i in there}

@@ -22,6 +22,8 @@ PART_BYTES = 96_000
 MOST_PARTS, LARGE_PARTS = 256, 64
 # Parts of one message that a worker has asked for at once; others have to wait for theirs too.
 WINDOW = 8
+# Who merely hands on a part gets as long again as the parts before it took, and so long at least.
+LEAST_HAND_ON = 0.05
 # Steps whose messages are kept for those who catch up, and bytes of them, the newest step aside.
 KEPT_STEPS, KEPT_BYTES = 8, 256_000_000
 
@@ -177,10 +179,11 @@ class Puller:
     def __init__(self, me: int, store: Store, layout: Layout, ask: Any, take: Any, timeout: float):
         self.me, self.store, self.layout = me, store, layout
         self._ask, self._take, self._timeout = ask, take, timeout
-        self.bytes_in = 0
+        self.bytes_in, self._began = 0, 0.0
 
     def fetch(self, plan: Plan) -> tuple[dict[int, memoryview], dict[int, str]]:
         """The numbers of every message of the plan, and why those are missing that are."""
+        self._began = time.monotonic()
         wanted = [i for i in plan.headers if self.store.get(plan.step, i) is None]
         asked = {sender: self._request(plan, sender) for sender in wanted}
         failed: dict[int, str] = {}
@@ -217,34 +220,36 @@ class Puller:
 
     def _collect(self, plan: Plan, sender: int, requested: tuple[Any, list[_Asked]]) -> None:
         held, asked = requested
-        lost: set[int] = set()
         for number, item in enumerate(asked):
-            data = self._first(plan, sender, item, lost)
-            if data is None:
-                raise Rejected("lost", f"part {item.part} of worker {sender}'s message")
+            while (data := self._try(plan, sender, item)) is None:
+                if not item.sources:
+                    raise Rejected("lost", f"part {item.part} of worker {sender}'s message")
+                self._do_without(item.sources[0], plan, sender, asked[number:])
             self.bytes_in += len(data)
             self.store.arrived(held, item.part, data)
             for following in asked[number + WINDOW : number + WINDOW + 1]:
                 self._begin(plan, sender, following)
 
-    def _first(self, plan: Plan, sender: int, item: _Asked, lost: set[int]) -> bytes | None:
-        """A part from the first of its sources that gives it; the others are not asked again."""
-        for place, source in enumerate(item.sources):
-            if source in lost:
-                continue
-            if place:
-                item.reference = self._ask(plan.handles[source], plan.step, sender, item.part)
-            data = self._try(item.reference)
-            if data is not None:
-                return data
-            lost.add(source)
-        return None
+    def _do_without(self, lost: int, plan: Plan, sender: int, asked: list[_Asked]) -> None:
+        """Ask a source for nothing more; what it was asked for, the next one is."""
+        for number, item in enumerate(asked):
+            affected = item.sources[:1] == [lost]
+            item.sources = [i for i in item.sources if i != lost]
+            if affected and number < WINDOW:
+                self._begin(plan, sender, item)
 
-    def _try(self, reference: Any) -> bytes | None:
+    def _try(self, plan: Plan, sender: int, item: _Asked) -> bytes | None:
+        """A part from its first source, if it gives it in time."""
+        if not item.sources:
+            return None
+        hands_on = item.sources[0] not in plan.holders[sender] and len(item.sources) > 1
         try:
-            return self._take(reference, self._timeout)
+            return self._take(item.reference, self._hand_on() if hands_on else self._timeout)
         except Exception:  # a source that is gone, whichever way Ray says so
             return None
+
+    def _hand_on(self) -> float:
+        return min(max(time.monotonic() - self._began, LEAST_HAND_ON), self._timeout)
 
     def _accept(self, inbox: Inbox, step: int, sender: int) -> None:
         """Take a message that is here: it has to be its sender's, and the one that was reported."""
