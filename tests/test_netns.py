@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -15,25 +16,12 @@ pytestmark = [
 LOST, MENDED = 5, 15
 
 
-def cut_the_link(hosts):
-    hosts.cut(3)
-
-
-def mend_the_link(hosts):
-    hosts.cut(3, mend=True)
-
-
-def kill_the_node(hosts):
-    hosts.kill(3)
-
-
-def start_the_node(hosts):
-    hosts.start_node(3)
-
-
 @pytest.mark.parametrize(
     ("hurt", "mend", "pause"),
-    [(cut_the_link, mend_the_link, 0.3), (kill_the_node, start_the_node, 0.8)],
+    [
+        pytest.param(methodcaller("cut", 3), methodcaller("cut", 3, mend=True), 0.3, id="link"),
+        pytest.param(methodcaller("kill", 3), methodcaller("start_node", 3), 0.8, id="node"),
+    ],
 )
 def test_a_host_that_is_lost_loses_nothing_and_comes_back(hurt, mend, pause):
     pytest.importorskip("ray")

@@ -1,6 +1,7 @@
 """Messages in parts between stores in one process: what arrives is what was sent, or a reason."""
 
 import threading
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -180,6 +181,19 @@ def test_a_part_is_waited_for(small_parts):
         assert answer.result(30) == b"x" * 100
 
 
+def test_a_part_is_waited_for_while_others_arrive(small_parts):
+    store = Store()
+    held = store.begin(3, 1, 1000 - HEADER_BYTES)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(store.part, 3, 1, 9, 2.0)
+        never = pool.submit(store.part, 3, 2, 9, 2.0)  # the control: nothing of this one comes
+        for part in range(10):  # in all longer than the patience of either
+            time.sleep(0.3)
+            store.arrived(held, part, bytes([part]) * 100)
+        assert waiting.result(30) == bytes([9]) * 100
+        assert never.result(30) is None
+
+
 def test_old_steps_are_forgotten(monkeypatch):
     store, (_, _, data) = Store(), message(1, 100)
     for step in range(30):
@@ -213,9 +227,8 @@ def test_everybody_gets_what_was_sent(count):
         assert taken == length * (1 if worker in (0, 1) else 2)  # not one's own
 
 
-def test_each_byte_leaves_its_maker_once(small_parts, monkeypatch):
+def test_each_byte_leaves_its_maker_once(small_parts):
     """Or a little more, where who was to hand on a part had not yet got it; not three times."""
-    monkeypatch.setattr(transfer, "LEAST_HAND_ON", 5.0)  # a busy machine is no lost worker
     network, layout, plan = two_makers(2000)
     network.fetch(plan, layout, range(4))
     length = plan.headers[0].length + HEADER_BYTES

@@ -16,7 +16,7 @@ from jaxcode.cluster.transfer import Puller, Store
 from jaxcode.cluster.wire import HEADER_BYTES, Header, Layout, Rejected, header
 from jaxcode.code import Code
 
-# How long one who hands on a part waits for it; who asked then asks the maker.
+# How long one who hands on waits while nothing arrives; who asked then asks the maker.
 HAND_ON_SECONDS = 0.25
 Token = tuple[int, int] | None
 

@@ -22,8 +22,6 @@ PART_BYTES = 96_000
 MOST_PARTS, LARGE_PARTS = 256, 64
 # Parts of one message that a worker has asked for at once; others have to wait for theirs too.
 WINDOW = 8
-# Who merely hands on a part gets as long again as the parts before it took, and so long at least.
-LEAST_HAND_ON = 0.05
 # Steps whose messages are kept for those who catch up, and bytes of them, the newest step aside.
 KEPT_STEPS, KEPT_BYTES = 8, 256_000_000
 
@@ -91,15 +89,18 @@ class Store:
             held = self._steps.get(step, {}).get(sender)
             return memoryview(held.data) if held is not None and held.whole else None
 
-    def part(self, step: int, sender: int, part: int, timeout: float) -> bytes | None:
-        """One part, waited for; None if it does not come."""
-        end = time.monotonic() + timeout
+    def part(self, step: int, sender: int, part: int, patience: float) -> bytes | None:
+        """One part; None if for so many seconds neither it nor another of its message arrives."""
+        end, seen = time.monotonic() + patience, 0
         with self._changed:
             while True:
                 held = self._steps.get(step, {}).get(sender)
-                if held is not None and part in held.there:
+                there = set() if held is None else held.there
+                if held is not None and part in there:
                     start, stop = held.spans[part]
                     return bytes(held.data[start:stop])
+                if len(there) > seen:
+                    end, seen = time.monotonic() + patience, len(there)
                 left = end - time.monotonic()
                 if left <= 0:
                     return None
@@ -179,11 +180,10 @@ class Puller:
     def __init__(self, me: int, store: Store, layout: Layout, ask: Any, take: Any, timeout: float):
         self.me, self.store, self.layout = me, store, layout
         self._ask, self._take, self._timeout = ask, take, timeout
-        self.bytes_in, self._began = 0, 0.0
+        self.bytes_in = 0
 
     def fetch(self, plan: Plan) -> tuple[dict[int, memoryview], dict[int, str]]:
         """The numbers of every message of the plan, and why those are missing that are."""
-        self._began = time.monotonic()
         wanted = [i for i in plan.headers if self.store.get(plan.step, i) is None]
         asked = {sender: self._request(plan, sender) for sender in wanted}
         failed: dict[int, str] = {}
@@ -221,7 +221,7 @@ class Puller:
     def _collect(self, plan: Plan, sender: int, requested: tuple[Any, list[_Asked]]) -> None:
         held, asked = requested
         for number, item in enumerate(asked):
-            while (data := self._try(plan, sender, item)) is None:
+            while (data := self._answer(item)) is None:
                 if not item.sources:
                     raise Rejected("lost", f"part {item.part} of worker {sender}'s message")
                 self._do_without(item.sources[0], plan, sender, asked[number:])
@@ -238,18 +238,14 @@ class Puller:
             if affected and number < WINDOW:
                 self._begin(plan, sender, item)
 
-    def _try(self, plan: Plan, sender: int, item: _Asked) -> bytes | None:
-        """A part from its first source, if it gives it in time."""
+    def _answer(self, item: _Asked) -> bytes | None:
+        """What the part's first source gave, if it gives it in time."""
         if not item.sources:
             return None
-        hands_on = item.sources[0] not in plan.holders[sender] and len(item.sources) > 1
         try:
-            return self._take(item.reference, self._hand_on() if hands_on else self._timeout)
+            return self._take(item.reference, self._timeout)
         except Exception:  # a source that is gone, whichever way Ray says so
             return None
-
-    def _hand_on(self) -> float:
-        return min(max(time.monotonic() - self._began, LEAST_HAND_ON), self._timeout)
 
     def _accept(self, inbox: Inbox, step: int, sender: int) -> None:
         """Take a message that is here: it has to be its sender's, and the one that was reported."""
