@@ -52,7 +52,7 @@ examples:
   jaxcode train --stragglers 3 --straggler-model bursty --out runs/bursty
   jaxcode train --out runs/bursty --resume --steps 500
   jaxcode train --data mine.npz               arrays x (examples, ...) and y (examples,)
-  jaxcode train --cluster --verify --inject "kill:2@10,stall:1@50-53:1.0,corrupt:0@120"
+  jaxcode train --cluster --verify --inject "kill:2@10,stall:1@50-53:1.0,corrupt:0@120-129"
   jaxcode train my_module:problem --cluster 10.0.0.1:6379 --workers 16 --stragglers 2
 
 exit codes: 0 done, 1 the training failed, 2 a bad argument or file, 130 stopped by Ctrl-C,

@@ -77,11 +77,13 @@ def test_the_drill_in_the_readme_is_survived():
     assert float(re.search(r"without stragglers +(\S+)", out).group(1)) < EXACT
     assert re.search(r"test accuracy +9\d\.\d%", out)
     assert re.search(r"workers restarted +1 +of worker 2: 1", out)
-    assert re.search(r"messages rejected +1 +worker 0, checksum: 1", out)
+    # Worker 0's messages are damaged in ten steps, and it is noticed in those that use them.
+    rejected = re.search(r"messages rejected +(\d+) +worker 0, checksum: (\d+) *\n", out)
+    assert rejected and rejected[1] == rejected[2] and 1 <= int(rejected[1]) <= 10
     rows = [line.split() for line in out[out.index("worker reports") :].splitlines()[1:]]
     dropped = {row[0]: int(row[7]) for row in rows}
     assert dropped["1"] >= 1  # its late answer came, and was not used
-    assert "step 120: worker 0's message is rejected: it was damaged on the way" in err
+    assert re.search(r"step 12\d: worker 0's message is rejected: it was damaged on the way", err)
     assert "worker 2 failed" in err
     assert "Traceback" not in err
     assert_nothing_left(process.pid)
