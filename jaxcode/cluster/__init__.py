@@ -5,6 +5,7 @@ from jaxcode.cluster.faults import Fault, fail_at, parse_faults
 
 try:
     from jaxcode.cluster.cluster import Cluster
+    from jaxcode.cluster.display import live
     from jaxcode.cluster.history import History, StepReport
     from jaxcode.cluster.members import WorkerError
 except ModuleNotFoundError as error:
@@ -22,5 +23,6 @@ __all__ = [
     "StepReport",
     "WorkerError",
     "fail_at",
+    "live",
     "parse_faults",
 ]
