@@ -102,8 +102,8 @@ def test_a_terminal_gets_it_live(monkeypatch):
     monkeypatch.setattr(
         rich.console, "Console", lambda **_: CONSOLE(file=file, force_terminal=True, width=100)
     )
-    for report in live(Steps(), 3):
-        while report.step == 0 and "1/3" not in file.getvalue():
+    for seen in live(Steps(), 3):
+        while seen.step == 0 and "1/3" not in file.getvalue():
             time.sleep(0.01)  # it is drawn while a step goes on
     shown = file.getvalue()
     assert "3/3" in shown

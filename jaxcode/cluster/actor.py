@@ -208,11 +208,13 @@ class WorkerProcess:
         self._reproduce(plan)
         puller = Puller(self._worker, self._store, self._replica.layout, ask, take, self._timeout)
         peers = {i: self._peers[i] for i in plan.there if i in self._peers}
-        messages, failed = puller.fetch(plan._replace(handles=peers))
+        begun = self._replica.decoding.begin(plan.weights)
+        ends = self._replica.decoding.ends
+        messages, failed = puller.fetch(plan._replace(handles=peers), ends, begun.take)
         fetched = time.perf_counter() - started
         if failed:
             return failed, puller.bytes_in, (fetched, 0.0, 0.0)
-        spent = self._replica.stage(plan.token, messages, plan.weights)
+        spent = self._replica.stage(plan.token, messages, plan.weights, begun)
         return {}, puller.bytes_in, (fetched, *spent)
 
     def _reproduce(self, plan: Plan) -> None:

@@ -8,7 +8,6 @@ replicas take the same step, or none does.
 import dataclasses
 import functools
 import time
-import warnings
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,8 +18,10 @@ import numpy as np
 import optax
 
 from jaxcode.cluster import wire
+from jaxcode.cluster.buffers import is_key, room_for, writing_over
+from jaxcode.cluster.decoding import Begun, Decoding
 from jaxcode.code import Code
-from jaxcode.coding import combine, decode, encode_unchecked
+from jaxcode.coding import encode_unchecked
 from jaxcode.leaves import shapes_where
 from jaxcode.lowrank import to_dense
 from jaxcode.worker import Method, Worker
@@ -112,23 +113,8 @@ class Replica:
         self._like = shapes_where(payload.grads, self.state.params)
         stacked = [payload.grads] * code.load
         message = jax.eval_shape(self._encoded, stacked, jnp.zeros((), jnp.int32))
-        self.message_tree = jax.tree.structure(message)
-        self.layout = wire.Layout.of(jax.tree.leaves(message))
-        everyone = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct((code.num_workers, *x.shape), x.dtype), message
-        )
-        weights = jax.ShapeDtypeStruct((code.num_fragments, code.num_workers), np.float32)
-        recovered = jax.eval_shape(self._recovered, everyone, weights)
-        self.recovered_tree = jax.tree.structure(recovered)
-        self.recovered_layout = wire.Layout.of(jax.tree.leaves(recovered))
-        self._recover = jax.jit(self._recovered)
-        self._decode = _writing_over(self._decoded)
-        self._finish = _writing_over(self._finished)
-        self._old_grads: Any = None
-        self._buffers = [
-            np.zeros((code.num_workers, *shape), dtype)
-            for shape, dtype in zip(self.layout.shapes, self.layout.types, strict=True)
-        ]
+        self.decoding = Decoding(code, message, self._like)
+        self.layout, self.recovered_layout = self.decoding.layout, self.decoding.recovered_layout
 
     def partition(self, block: int, step: int) -> tuple[Any, np.ndarray, bool]:
         """A partition's batch, padded to `rows`; each example's share; whether there is padding."""
@@ -169,10 +155,14 @@ class Replica:
 
     def _message(self, worker: int) -> list[np.ndarray]:
         message = self._encode(self._grads, jnp.asarray(worker, jnp.int32))
-        return [np.asarray(x) for x in jax.tree.leaves(message)]
+        return self.decoding.arrays(message)
 
     def stage(
-        self, token: tuple[int, int], messages: dict[int, Any], weights: np.ndarray
+        self,
+        token: tuple[int, int],
+        messages: dict[int, Any],
+        weights: np.ndarray,
+        begun: Begun | None = None,
     ) -> tuple[float, float]:
         """Make the next state from survivors' numbers, to take over at `commit`.
 
@@ -180,44 +170,36 @@ class Replica:
             token: names this state: the step and which attempt at it.
             messages: numbers by worker; those of others are not read.
             weights: D (m, n), divided by the number of examples in multiples of `rows`.
+            begun: where these messages were decoded in part, with these weights.
 
         Returns:
-            Seconds of decoding, and of the optimizer.
+            Seconds of decoding, as far as it was left to do, and of the optimizer.
 
         Raises:
             Rejected: the new parameters are not finite.
         """
         started = time.perf_counter()
-        arguments = self._stack(messages), weights.astype(np.float32)
-        return self._keep(token, started, self._decode, arguments)
+        begun = self.decoding.begin(weights) if begun is None else begun
+        return self._keep(token, started, begun.finish(messages))
 
     def stage_recovered(self, token: tuple[int, int], numbers: Any) -> tuple[float, float]:
         """As `stage`, from what `recover` made of the messages."""
         started = time.perf_counter()
-        leaves = self.recovered_layout.split(numbers)
-        recovered = jax.tree.unflatten(self.recovered_tree, leaves)
-        return self._keep(token, started, self._finish, (recovered,))
+        return self._keep(token, started, jax.block_until_ready(self.decoding.finish(numbers)))
 
     def recover(self, messages: dict[int, Any], weights: np.ndarray) -> bytes:
         """The decoded payload, in factors where it is: what a master sends back."""
-        recovered = self._recover(self._stack(messages), weights.astype(np.float32))
-        return self.recovered_layout.join([np.asarray(x) for x in jax.tree.leaves(recovered)])
+        return self.decoding.recover(messages, weights)
 
     def _keep(
-        self, token: tuple[int, int], started: float, decode: Any, arguments: tuple[Any, ...]
+        self, token: tuple[int, int], started: float, gradient: list[Any]
     ) -> tuple[float, float]:
         self._discard()
-        params = self.state.params
-        # Written over: fresh memory for every step would cost as much time as the numbers in it.
-        old, self._old_grads = self._old_grads, None
-        grads = decode(_room_for(params) if old is None else old, params, *arguments)
-        jax.block_until_ready(grads)
         decoded = time.perf_counter()
         spare, self._spare = self._spare, None
         state, finite = self._apply(
-            _room_for(self.state) if spare is None else spare, self.state, grads
+            room_for(self.state) if spare is None else spare, self.state, gradient
         )
-        self._old_grads = grads
         self._staged = (token, state)
         if not finite:
             self._discard()
@@ -282,13 +264,6 @@ class Replica:
     def _no_weights(self) -> np.ndarray:
         return np.zeros((self.code.num_fragments, self.code.num_workers))
 
-    def _stack(self, messages: dict[int, Any]) -> Any:
-        for worker, numbers in messages.items():
-            for buffer, array in zip(self._buffers, self.layout.split(numbers), strict=True):
-                buffer[worker] = array
-        # Rows of others hold what they held: their weights are 0, and they are not read.
-        return jax.tree.unflatten(self.message_tree, self._buffers)
-
     def _key(self, step: int, block: int) -> Any:
         if self.training.seed is None:
             return None
@@ -306,18 +281,11 @@ class Replica:
         tree = grads[0] if load == 1 else jax.tree.map(lambda *x: jnp.stack(x), *grads)
         return encode_unchecked(tree, self.code, worker, self.training.wire_dtype)
 
-    def _recovered(self, stacked: Any, weights: Any) -> Any:
-        return decode(stacked, self.code, weights, like=self._like, combined=False)
-
-    def _decoded(self, params: Any, stacked: Any, weights: Any) -> Any:
-        return self._finished(params, self._recovered(stacked, weights))
-
-    def _finished(self, params: Any, recovered: Any) -> Any:
-        return to_dense(combine(recovered, self._like), params)
-
     @functools.cached_property
     def _apply(self) -> Callable[..., Any]:
-        def apply(state: State, grads: Any) -> tuple[State, Any]:
+        def apply(state: State, gradient: list[Any]) -> tuple[State, Any]:
+            leaves = jax.tree.unflatten(jax.tree.structure(self._like), gradient)
+            grads = to_dense(leaves, state.params)
             # Some of Optax's rules raise an integer to a float, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):
                 optimizer = self.training.optimizer
@@ -329,36 +297,7 @@ class Replica:
             new = jax.tree.map(lambda x: x.copy() if id(x) in kept else x, new)
             return new, _finite(params)
 
-        return _writing_over(apply)
-
-
-def _writing_over(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile ``function(*args)`` into one of ``(old, *args)`` whose result takes old's memory."""
-
-    def replacing(old: Any, *args: Any) -> Any:
-        del old
-        return function(*args)
-
-    compiled = jax.jit(replacing, donate_argnums=0, keep_unused=True)
-
-    def run(old: Any, *args: Any) -> Any:
-        with warnings.catch_warnings():  # arrays that pass unchanged leave their place unused
-            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-            return compiled(old, *args)
-
-    return run
-
-
-def _room_for(tree: Any) -> Any:
-    """Arrays of the same shapes, with nothing in particular in them."""
-
-    def like(leaf: Any) -> Any:
-        if is_key(leaf):
-            zeros = jnp.zeros_like(jax.random.key_data(leaf))
-            return jax.random.wrap_key_data(zeros, impl=jax.random.key_impl(leaf))
-        return jnp.zeros_like(leaf)
-
-    return jax.tree.map(like, tree)
+        return writing_over(apply)
 
 
 def num_rows(batch: Any, block: int, step: int) -> int:
@@ -375,11 +314,6 @@ def num_rows(batch: Any, block: int, step: int) -> int:
             "example into the loss, or the parameters"
         )
     return int(lengths.pop()[0])
-
-
-def is_key(leaf: Any) -> bool:
-    """Tell a typed PRNG key from an array."""
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _finite(tree: Any) -> Any:

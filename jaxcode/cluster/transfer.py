@@ -10,12 +10,14 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from jaxcode.cluster.plans import Plan
 from jaxcode.cluster.wire import HEADER_BYTES, Header, Inbox, Layout, Rejected
 
+# Told of messages, as far as they are here, by worker.
+Ready = Callable[[dict[int, memoryview]], None]
 # Below Ray's limit (100 KiB) for what a reply carries itself.
 PART_BYTES = 96_000
 # What is longer than so many parts travels in few and large ones, through the object store.
@@ -165,6 +167,13 @@ class _Asked:
     reference: Any = None
 
 
+class _Requested(NamedTuple):
+    """A message that is fetched, and the parts that are still to come, in order."""
+
+    held: _Held
+    asked: list[_Asked]
+
+
 class Puller:
     """Fetches the messages of a plan that are not here.
 
@@ -182,16 +191,28 @@ class Puller:
         self._ask, self._take, self._timeout = ask, take, timeout
         self.bytes_in = 0
 
-    def fetch(self, plan: Plan) -> tuple[dict[int, memoryview], dict[int, str]]:
-        """The numbers of every message of the plan, and why those are missing that are."""
+    def fetch(
+        self, plan: Plan, ends: Sequence[int] = (), ready: Ready | None = None
+    ) -> tuple[dict[int, memoryview], dict[int, str]]:
+        """The numbers of every message of the plan, and why those are missing that are.
+
+        Args:
+            plan: whose messages.
+            ends: bytes of every message, from its beginning, of which each is worth to be told.
+            ready: called at each of these with the messages; nothing beyond it is there for sure,
+                and whether they are right is known only at the end.
+        """
         wanted = [i for i in plan.headers if self.store.get(plan.step, i) is None]
         asked = {sender: self._request(plan, sender) for sender in wanted}
         failed: dict[int, str] = {}
-        for sender in wanted:
-            try:
-                self._collect(plan, sender, asked[sender])
-            except Rejected as error:
-                failed[sender] = error.reason
+        for end in [*ends, None]:
+            for sender in [i for i in wanted if i not in failed]:
+                try:
+                    self._collect(plan, sender, asked[sender], end)
+                except Rejected as error:
+                    failed[sender] = error.reason
+            if ready is not None and end is not None and not failed:
+                ready(self._so_far(plan, {i: asked[i].held for i in wanted}))
         inbox = Inbox(plan.headers, self.layout)
         for sender in [i for i in plan.headers if i not in failed]:
             try:
@@ -201,7 +222,13 @@ class Puller:
                 failed[sender] = error.reason
         return {i: x for i, x in inbox.accepted.items() if i not in failed}, failed
 
-    def _request(self, plan: Plan, sender: int) -> tuple[Any, list[_Asked]]:
+    def _so_far(self, plan: Plan, arriving: dict[int, _Held]) -> dict[int, memoryview]:
+        """The numbers of messages that are here, or on their way."""
+        found = {i: self.store.get(plan.step, i) for i in plan.headers if i not in arriving}
+        found |= {i: memoryview(held.data) for i, held in arriving.items()}
+        return {i: data[HEADER_BYTES:] for i, data in found.items() if data is not None}
+
+    def _request(self, plan: Plan, sender: int) -> _Requested:
         """Ask for the first parts of a message that is not here."""
         held = self.store.begin(plan.step, sender, plan.headers[sender].length)
         parts = len(held.spans)
@@ -211,24 +238,27 @@ class Puller:
             asked.append(_Asked(part, [i for i in order if i in plan.handles]))
         for item in asked[:WINDOW]:
             self._begin(plan, sender, item)
-        return held, asked
+        return _Requested(held, asked)
 
     def _begin(self, plan: Plan, sender: int, item: _Asked) -> None:
         if item.sources:
             handle = plan.handles[item.sources[0]]
             item.reference = self._ask(handle, plan.step, sender, item.part)
 
-    def _collect(self, plan: Plan, sender: int, requested: tuple[Any, list[_Asked]]) -> None:
-        held, asked = requested
-        for number, item in enumerate(asked):
+    def _collect(self, plan: Plan, sender: int, requested: _Requested, end: int | None) -> None:
+        """Take the parts that are not here, up to so many bytes of the numbers."""
+        held, asked = requested.held, requested.asked
+        while asked and (end is None or held.spans[asked[0].part][0] < end + HEADER_BYTES):
+            item = asked[0]
             while (data := self._answer(item)) is None:
                 if not item.sources:
                     raise Rejected("lost", f"part {item.part} of worker {sender}'s message")
-                self._do_without(item.sources[0], plan, sender, asked[number:])
+                self._do_without(item.sources[0], plan, sender, asked)
             self.bytes_in += len(data)
             self.store.arrived(held, item.part, data)
-            for following in asked[number + WINDOW : number + WINDOW + 1]:
+            for following in asked[WINDOW : WINDOW + 1]:
                 self._begin(plan, sender, following)
+            del asked[0]
 
     def _do_without(self, lost: int, plan: Plan, sender: int, asked: list[_Asked]) -> None:
         """Ask a source for nothing more; what it was asked for, the next one is."""
