@@ -377,3 +377,37 @@ def test_nothing_is_asked_for_twice(small_parts):
     assert not failed
     assert len(network.asked) == before
     assert taken == 0
+
+
+# ------------------------------------------------------------------ while it arrives
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("count", [1, 30, 200])
+def test_what_has_arrived_is_told(count):
+    network, layout, plan = two_makers(count)
+    whole = {i: bytes(network.stores[i].get(3, i)[HEADER_BYTES:]) for i in (0, 1)}
+    ends = sorted({4, count, 2 * count, 4 * count - 4} - {0})
+    for me in (2, 0):  # a maker has its own message from the beginning
+        told = []
+
+        def ready(messages, told=told):
+            end = ends[len(told)]
+            assert sorted(messages) == [0, 1]
+            told.append({i: bytes(x[:end]) for i, x in messages.items()})
+
+        found, failed = network.puller(me, layout).fetch(plan, ends, ready)
+        assert not failed
+        assert {i: bytes(x) for i, x in found.items()} == whole
+        assert told == [{i: x[:end] for i, x in whole.items()} for end in ends]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_nothing_is_told_of_a_message_that_is_lost():
+    network, layout, plan = two_makers(200)
+    plan = plan._replace(pullers={0: [2], 1: [2]})
+    network.dead.add(1)
+    told = []
+    _, failed = network.puller(2, layout).fetch(plan, [40], told.append)
+    assert failed == {1: "lost"}
+    assert told == []

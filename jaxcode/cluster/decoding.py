@@ -78,7 +78,8 @@ class Decoding:
             for part in self._parts
         ]
         # Written over: fresh memory for every step would cost as much time as the numbers in it.
-        self._old = [room_for([likes[i] for i in part]) for part in self._parts]
+        self._likes = [[likes[i] for i in part] for part in self._parts]
+        self._old: list[Any] = [None] * len(self._parts)
 
     def _in_order(self, leaves: list[Any]) -> list[Any]:
         return jax.tree.leaves([leaves[i] for i in self._order])
@@ -101,7 +102,8 @@ class Decoding:
             for place in range(first, stop):
                 self._buffers[place][worker] = arrays[place]
         # Rows of others hold what they held: their weights are 0, and they are not read.
-        self._old[number] = self._decode[number](self._old[number], self._stacked(number), weights)
+        old = self._room(number)
+        self._old[number] = self._decode[number](old, self._stacked(number), weights)
         return self._old[number]
 
     def recover(self, messages: dict[int, Any], weights: np.ndarray) -> bytes:
@@ -116,7 +118,7 @@ class Decoding:
     def finish(self, numbers: Any) -> list[Any]:
         """The leaves of the gradient, from what `recover` returned."""
         found = jax.tree.unflatten(self._recovered_tree, self.recovered_layout.split(numbers))
-        old = [leaf for part in self._old for leaf in part]
+        old = [leaf for part in range(len(self._parts)) for leaf in self._room(part)]
         leaves = iter(self._finish(old, found))
         self._old = [[next(leaves) for _ in part] for part in self._parts]
         return self.gradient()
@@ -125,6 +127,10 @@ class Decoding:
         """The leaves that were decoded last, in the tree's order."""
         leaves = [leaf for part in self._old for leaf in part]
         return [leaves[self._order.index(i)] for i in range(len(leaves))]
+
+    def _room(self, part: int) -> list[Any]:
+        """Where a part's gradient may be written: over its last one, if there is one."""
+        return self._old[part] or room_for(self._likes[part])
 
     def _stacked(self, part: int) -> Any:
         first, stop = self._spans[part]
