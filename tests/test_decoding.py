@@ -55,7 +55,9 @@ def any_product_is_worth_it(monkeypatch):
 def setting(code, form=lambda x: x):
     """The decoding, everybody's message, and the sum that they are to give, in tree order."""
     grads = list(gradients(code, form))
-    messages = {i: encode(on_device(grads[code.block[i]]), code, i) for i in range(code.num_workers)}
+    messages = {
+        i: encode(on_device(grads[code.block[i]]), code, i) for i in range(code.num_workers)
+    }
     like = {
         name: None if name == "d" else jax.ShapeDtypeStruct(shape, np.float32)
         for name, shape in PARAMS.items()

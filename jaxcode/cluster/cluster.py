@@ -16,7 +16,7 @@ from jaxcode.cluster.deadlines import AdaptiveDeadline, Deadline, checked_deadli
 from jaxcode.cluster.faults import Fault
 from jaxcode.cluster.history import History, StepReport
 from jaxcode.cluster.members import Member, Members, WorkerError
-from jaxcode.cluster.options import check, resized
+from jaxcode.cluster.options import CLOSED, check, resized, warn_of_room
 from jaxcode.cluster.plans import Plan
 from jaxcode.cluster.replica import Replica, State, Training
 from jaxcode.cluster.reporting import Reporter
@@ -135,8 +135,10 @@ class Cluster:
         self._attempts = 0
         self._reporter = Reporter()
         self._master: Replica | None = None
+        self._closed = False
         self._writer = Writer(self._directory)
-        self._members = Members(training, tuple(faults), timeout, restarts, worker_options or {})
+        self._worker_options = worker_options or {}
+        self._members = Members(training, tuple(faults), timeout, restarts, self._worker_options)
         try:
             self._start(code)
         except BaseException:
@@ -153,14 +155,20 @@ class Cluster:
 
     def close(self) -> None:
         """End the workers' processes; the last checkpoint is finished first."""
+        self._closed = True
         try:
             self._writer.finish()
         finally:
             for member in self._members:
                 self._members.stop(member)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(CLOSED)
+
     def _start(self, code: Code, kept: int = 0) -> None:
         """Start the workers from the `kept`-th on, and configure all for a code."""
+        warn_of_room(code, self._worker_options, self._start_timeout)
         self._members.all += [Member(i) for i in range(kept, code.num_workers)]
         for member in self._members.all[kept:]:
             self._members.start(member, self.step_number)
@@ -218,6 +226,7 @@ class Cluster:
                 can be tried again.
             WorkerError: more workers than the code tolerates raised an exception.
         """
+        self._check_open()
         chosen = self.deadline if deadline is None else checked_deadline("step", deadline)
         seconds = chosen.seconds if isinstance(chosen, AdaptiveDeadline) else float(chosen)
         self._members.restarted = []
@@ -291,6 +300,7 @@ class Cluster:
 
     def _up_to_date(self) -> list[Any]:
         """The workers that have the state of `step_number`."""
+        self._check_open()
         there = [m for m in self._members if m.step == self.step_number and m.handle is not None]
         if not there:
             raise RuntimeError(
@@ -334,7 +344,7 @@ class Cluster:
         try:
             training = cluster._training
             like = jax.eval_shape(lambda p: State(p, training.optimizer.init(p)), training.params)
-            step, arrays = read_state(Path(directory), jax.tree.leaves(like))
+            step, arrays = read_state(Path(directory), like)
             layout = Layout.of(arrays)
             numbers = ray.put(layout.join(arrays))
             tasks = [m.handle.restore.remote(layout, numbers, step) for m in cluster._members]
@@ -361,6 +371,7 @@ class Cluster:
         Raises:
             ValueError: the code does not fit, or has to be given.
         """
+        self._check_open()
         n = integer("resize", "num_workers", num_workers, 1, None, "Count the workers.")
         code = resized(self.code, n) if code is None else code
         check("resize", code, self._training.loss, self._training.data, self._training.method,

@@ -40,6 +40,7 @@ class Decoding:
         likes = jax.tree.leaves(like)
         self._parts = parts(leaves, code.num_partitions)
         self._order = [i for part in self._parts for i in part]
+        self._places = np.argsort(self._order).tolist()
         self.layout = Layout.of(self._in_order(leaves))
         self._trees = [jax.tree.structure([leaves[i] for i in part]) for part in self._parts]
         lengths = [len(jax.tree.leaves([leaves[i] for i in part])) for part in self._parts]
@@ -126,11 +127,12 @@ class Decoding:
     def gradient(self) -> list[Any]:
         """The leaves that were decoded last, in the tree's order."""
         leaves = [leaf for part in self._old for leaf in part]
-        return [leaves[self._order.index(i)] for i in range(len(leaves))]
+        return [leaves[place] for place in self._places]
 
     def _room(self, part: int) -> list[Any]:
         """Where a part's gradient may be written: over its last one, if there is one."""
-        return self._old[part] or room_for(self._likes[part])
+        old, self._old[part] = self._old[part], None
+        return room_for(self._likes[part]) if old is None else old
 
     def _stacked(self, part: int) -> Any:
         first, stop = self._spans[part]

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Bool
 
@@ -32,7 +33,8 @@ class StepReport:
         bytes_in: fetched by each worker, or -1 where it did not say in time.
         bytes_out: handed out by each worker, during this step or since it last said.
         driver_bytes: fetched and handed out by a master.
-        seconds: whole step, and of it in compute, wait, pull, decode and apply.
+        seconds: whole step, and of it in compute, wait, pull, decode (what of it was left when all
+            was fetched) and apply.
         arrivals: seconds from the step's start until each worker's report; infinity if none.
         attempts: plans that were made; more than one if a worker was lost in between.
         restarts: workers that were started again in this step.
@@ -62,6 +64,7 @@ class StepReport:
         return {
             "step": self.step,
             "loss": None if np.isnan(self.loss) else self.loss,
+            **self._named_metrics(),
             "survivors": int(self.survivors.sum()),
             "late": len(self.late),
             "dropped": len(self.dropped),
@@ -74,6 +77,16 @@ class StepReport:
             "bytes/driver_out": self.driver_bytes[1],
             **{f"seconds/{name}": round(x, 6) for name, x in self.seconds.items()},
             **{f"rejected/{reason}": count for reason, count in sorted(counts.items())},
+        }
+
+    def _named_metrics(self) -> dict[str, float]:
+        """Auxiliary outputs that are numbers, by their place in the loss's structure."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.metrics)
+        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+        return {
+            f"metrics/{name}".rstrip("/"): float(x)
+            for name, (_, x) in zip(names, leaves, strict=True)
+            if np.ndim(x) == 0 and np.isfinite(x)
         }
 
     def __str__(self) -> str:

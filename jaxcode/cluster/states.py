@@ -1,10 +1,12 @@
 """A replica's state on its way to another, to the driver, and to disk."""
 
+import re
 import threading
 import zlib
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import ray
 
@@ -75,18 +77,24 @@ class Writer:
 
         try:
             step, layout, numbers = fetch_state(handles, commit)
+            before = checkpoint.latest(directory)
+            if before is not None and _step_of(before) > step:
+                raise ValueError(
+                    f"{directory} holds step {_step_of(before)} of another training: give another "
+                    "directory, or go on with that one by `Cluster.resume`"
+                )
             tree = {f"{i:05d}": np.array(x) for i, x in enumerate(layout.split(numbers))}
             checkpoint.save(directory, tree, step=step, config=config)
         except Exception as error:  # raised where the user is, at the next checkpoint
             self._error = error
 
 
-def read_state(directory: Path, like: list[Any]) -> tuple[int, list[np.ndarray]]:
+def read_state(directory: Path, like: Any) -> tuple[int, list[np.ndarray]]:
     """The step and the arrays of a directory's last checkpoint.
 
     Args:
         directory: of a `Writer`.
-        like: the arrays' shapes and types, to compare with.
+        like: a tree of the arrays' shapes and types, to compare with.
 
     Raises:
         ValueError: it is damaged, or another model's.
@@ -95,6 +103,18 @@ def read_state(directory: Path, like: list[Any]) -> tuple[int, list[np.ndarray]]
 
     path = checkpoint.latest(directory)
     assert path is not None
-    leaves = checkpoint.restore(path, {f"{i:05d}": x for i, x in enumerate(like)})
+    places, expected = zip(*jax.tree_util.tree_leaves_with_path(like), strict=True)
+    try:
+        leaves = checkpoint.restore(path, {f"{i:05d}": x for i, x in enumerate(expected)})
+    except ValueError as error:  # it knows leaves by their numbers
+        names = dict(enumerate(map(jax.tree_util.keystr, places)))
+        text = re.sub(
+            r"\['(\d{5})'\]", lambda found: names.get(int(found[1]), "one more array"), str(error)
+        )
+        raise ValueError(text) from error
     arrays = [np.asarray(leaves[name]) for name in sorted(leaves)]
-    return int(path.name.removeprefix("checkpoint-")), arrays
+    return _step_of(path), arrays
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("checkpoint-"))

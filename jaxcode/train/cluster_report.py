@@ -111,7 +111,11 @@ def table(
             text, note = f"{value:.1%}", f"of {len(session.trainer.data.y_test):,} examples"
         rows.add_row(name, text, note)
     if reports:
+        first, last = (report.scalars() for report in (reports[0], reports[-1]))
         rows.add_row("loss", f"{reports[-1].loss:.4g}", f"{reports[0].loss:.4g} at first")
+        for name in (name for name in last if name.startswith("metrics")):
+            before = f"{first[name]:.4g} at first" if name in first else ""
+            rows.add_row(name.removeprefix("metrics/"), f"{last[name]:.4g}", before)
     if differences:
         add_differences(rows, differences, "had absent data been dropped")
     if reports:

@@ -149,6 +149,12 @@ def load(text: str) -> Problem:
             f"`{text}`: needs {', '.join(REQUIRED)}; {', '.join(missing)} missing in {name}, "
             f"{type(source).__name__}"
         )
+    keys = source if isinstance(source, Mapping) else ()
+    if unknown := [key for key in keys if key not in (*REQUIRED, *OPTIONAL)]:
+        raise ValueError(
+            f"`{text}`: {name} has {', '.join(map(repr, unknown))}, which mean nothing: it may "
+            f"have {', '.join([*REQUIRED, *OPTIONAL])}"
+        )
     values = {key: _get(source, key) for key in REQUIRED}
     values |= {key: _get(source, key) if _has(source, key) else OPTIONAL[key] for key in OPTIONAL}
     _check(text, values)
