@@ -228,6 +228,10 @@ BROKEN = {
     "raises": ("x = 1\nraise OSError('disk')", "OSError: disk", "broken.py, line 2"),
     "import": ("import absent_thing", "No module named 'absent_thing'", "line 1"),
     "missing": ("problem = {'params': 1, 'loss': abs}", "data, optimizer missing"),
+    "unknown": (
+        "problem = dict(params=1, loss=abs, data=abs, optimizer=1, optimiser=2, evaluate=None)",
+        "problem has 'optimiser'; it may have params, loss, data, optimizer, evaluate, has_aux, seed only",
+    ),
     "function": ("def problem(): return 7", "params, loss, data, optimizer missing", "int"),
     "arguments": ("def problem(x): return x", "problem() failed: TypeError"),
     "nothing": ("problem = None", "NoneType"),

@@ -24,7 +24,7 @@ from cluster_problem import (
     values,
 )
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 from ray_tests import (  # noqa: E402
     LOOPBACK_ONLY,
@@ -36,6 +36,7 @@ from ray_tests import (  # noqa: E402
 )
 
 from jaxcode.cluster import Cluster, WorkerError, fail_at  # noqa: E402
+from jaxcode.cluster.options import warn_of_room  # noqa: E402
 from jaxcode.cluster.wire import HEADER_BYTES  # noqa: E402
 from jaxcode.codes import cyclic_repetition, fractional_repetition, uncoded  # noqa: E402
 
@@ -70,6 +71,11 @@ def test_resize_save_and_resume(address, tmp_path):
         np.testing.assert_allclose([report.loss for report in reports], losses, rtol=RELATIVE)
         _, (other, _) = trajectory([[0]] * 12, source=uneven)
         assert distance(cluster.params, other) > 10 * ABSOLUTE
+    uses = [cluster.step, cluster.save, lambda: cluster.params, lambda: cluster.resize(2)]
+    for use in uses:
+        with pytest.raises(RuntimeError, match="the cluster is closed"):
+            use()
+    assert eventually(lambda: not workers_here())  # none of that started any again
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == [report.loss for report in reports]
     code = fractional_repetition(3, 1, num_fragments=2)
@@ -162,6 +168,18 @@ def test_bad_arguments(case):
     given |= wrong
     with pytest.raises(ValueError, match=rf"`Cluster` needs {message}"):
         inspect.unwrap(Cluster.__init__)(object.__new__(Cluster), **given)
+
+
+def test_too_little_room_is_told_at_once(monkeypatch, caplog):
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
+    for fits in ({}, {"num_cpus": 2}, {"num_cpus": 0.5, "num_gpus": 0}):
+        warn_of_room(CODE, fits, 300.0)
+    assert not caplog.records
+    warn_of_room(CODE, {"num_cpus": 3, "num_gpus": 1}, 300.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "4 workers need 12 CPUs, and the cluster has 8: waiting up to 300 s for more",
+        "4 workers need 4 GPUs, and the cluster has 0: waiting up to 300 s for more",
+    ]
 
 
 @pytest.mark.skipif(LOOPBACK_ONLY, reason="Ray may be running here")

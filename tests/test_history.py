@@ -131,3 +131,20 @@ def test_steps_that_are_taken_again_are_not_there_twice(tmp_path):
 )
 def test_one_line_for_a_person(changes, text):
     assert str(report(3, [0.1] * 3, **changes)) == text
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (None, {}),
+        (0.5, {"metrics": 0.5}),
+        (
+            {"mae": 0.25, "by": [1.0, np.ones(3)], "bad": math.nan},
+            {"metrics/mae": 0.25, "metrics/by/0": 1.0},
+        ),
+    ],
+)
+def test_metrics_of_the_loss_are_scalars(metrics, expected):
+    scalars = report(0, [0.1], metrics=metrics).scalars()
+    assert {k: x for k, x in scalars.items() if k.startswith("metrics")} == expected
+    json.dumps(scalars, allow_nan=False)

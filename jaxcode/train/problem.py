@@ -152,8 +152,8 @@ def load(text: str) -> Problem:
     keys = source if isinstance(source, Mapping) else ()
     if unknown := [key for key in keys if key not in (*REQUIRED, *OPTIONAL)]:
         raise ValueError(
-            f"`{text}`: {name} has {', '.join(map(repr, unknown))}, which mean nothing: it may "
-            f"have {', '.join([*REQUIRED, *OPTIONAL])}"
+            f"`{text}`: {name} has {', '.join(map(repr, unknown))}; it may have "
+            f"{', '.join([*REQUIRED, *OPTIONAL])} only"
         )
     values = {key: _get(source, key) for key in REQUIRED}
     values |= {key: _get(source, key) if _has(source, key) else OPTIONAL[key] for key in OPTIONAL}
