@@ -230,7 +230,7 @@ BROKEN = {
     "missing": ("problem = {'params': 1, 'loss': abs}", "data, optimizer missing"),
     "unknown": (
         "problem = dict(params=1, loss=abs, data=abs, optimizer=1, optimiser=2, evaluate=None)",
-        "problem has 'optimiser'; it may have params, loss, data, optimizer, evaluate, has_aux, seed only",
+        "problem has 'optimiser'; it may have params, loss, data, optimizer,",
     ),
     "function": ("def problem(): return 7", "params, loss, data, optimizer missing", "int"),
     "arguments": ("def problem(x): return x", "problem() failed: TypeError"),

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +103,8 @@ def test_a_narrow_wire_and_a_users_exception(address):
             cluster.step()
     for text in ("the user's own mistake", "KeyError", "cluster_problem.py", "in mistaken"):
         assert text in str(caught.value)
+    first = str(caught.value).splitlines()[0]
+    assert re.fullmatch(r"worker [01] failed while computing: .*the user's own mistake.*", first)
 
 
 @on_ray
@@ -110,6 +113,7 @@ def test_a_loss_that_cannot_start(address):
         start(uncoded(1), broken)
     assert "the user's own loss" in str(caught.value)
     assert "in broken" in str(caught.value)
+    assert "the user's own loss" in str(caught.value).splitlines()[0]
 
 
 @on_ray

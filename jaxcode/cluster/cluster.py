@@ -15,7 +15,7 @@ from jaxcode.cluster.actor import Ready, ask, take
 from jaxcode.cluster.deadlines import AdaptiveDeadline, Deadline, checked_deadline
 from jaxcode.cluster.faults import Fault
 from jaxcode.cluster.history import History, StepReport
-from jaxcode.cluster.members import Member, Members, WorkerError
+from jaxcode.cluster.members import Member, Members, WorkerError, reason
 from jaxcode.cluster.options import CLOSED, check, resized, warn_of_room
 from jaxcode.cluster.plans import Plan
 from jaxcode.cluster.replica import Replica, State, Training
@@ -208,7 +208,7 @@ class Cluster:
                     ray.get(task)
                 except Exception as error:
                     raise WorkerError(
-                        f"worker {tasks.index(task)} could not {what}: {error}"
+                        f"worker {tasks.index(task)} could not {what}: {reason(error)}\n{error}"
                     ) from error
         return ray.get(tasks)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import ray
 
+from jaxcode.checks import first_line
 from jaxcode.cluster.actor import WorkerProcess
 from jaxcode.cluster.faults import Fault
 
@@ -126,11 +127,12 @@ class Members:
 
     def failed(self, member: Member, error: Exception) -> None:
         """A worker died or raised: say so at once, and start it again after a while."""
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raised = isinstance(error, ray.exceptions.RayTaskError)
-        member.why = f"failed: {lines[-1] if raised else lines[0]}"
+        why = reason(error)
+        member.why = f"failed: {why}"
+        text = f"worker {member.index} failed while {member.doing}: {why}"
         # An exception with its traceback; of a death, Ray's guesses at the cause are no news.
-        text = f"worker {member.index} failed while {member.doing}: {error if raised else lines[0]}"
+        if isinstance(error, ray.exceptions.RayTaskError):
+            text += f"\n{error}"
         self.failure = text
         log.warning("%s", text)
         self.stop(member)
@@ -193,3 +195,10 @@ def _xla_flags(num_cpus: Any) -> str:
     flags = " ".join(x for x in flags.split() if "host_platform_device_count" not in x)
     single = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     return f"{flags} {single}".strip() if num_cpus <= 1 else flags
+
+
+def reason(error: Exception) -> str:
+    """What a worker raised, or why it is gone, in one line."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return f"{type(error.cause).__name__}: {first_line(error.cause)}"
+    return first_line(error)

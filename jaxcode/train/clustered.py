@@ -242,7 +242,7 @@ def _failure(error: Exception) -> Exception:
         lines = str(error).strip().splitlines()
         if len(lines) > 1:
             print(error, file=sys.stderr)
-            return Stopped(f"{lines[0]} ... {lines[-1]}", code=1)
+            return Stopped(lines[0], code=1)
     return Stopped(str(error) or type(error).__name__, code=1)
 
 
