@@ -411,3 +411,21 @@ def test_nothing_is_told_of_a_message_that_is_lost():
     _, failed = network.puller(2, layout).fetch(plan, [40], told.append)
     assert failed == {1: "lost"}
     assert told == []
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("me", [0, 2])  # who made it, and who fetches it
+def test_a_message_of_another_length_is_not_told_but_rejected(me):
+    network, _, plan = two_makers(200)
+    layout, head, data = message(0, 100)
+    network.stores[0].put(3, 0, data)
+    plan.headers[0] = head
+    longer = Layout(((200,),), ("float32",))
+    told = []
+    _, failed = network.puller(me, longer).fetch(plan, [40], told.append)
+    assert failed == {0: "length"}
+    assert told == []
+    network.stores[0].put(3, 0, data)  # the control
+    fits = plan._replace(headers={0: head})
+    assert network.puller(me, layout).fetch(fits, [40], told.append)[1] == {}
+    assert [sorted(x) for x in told] == [[0]]

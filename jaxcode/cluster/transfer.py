@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from jaxcode.cluster.plans import Plan
 from jaxcode.cluster.wire import HEADER_BYTES, Header, Inbox, Layout, Rejected
 
-# Told of messages, as far as they are here, by worker.
-Ready = Callable[[dict[int, memoryview]], None]
 # Below Ray's limit (100 KiB) for what a reply carries itself.
 PART_BYTES = 96_000
 # What is longer than so many parts travels in few and large ones, through the object store.
@@ -192,15 +190,18 @@ class Puller:
         self.bytes_in = 0
 
     def fetch(
-        self, plan: Plan, ends: Sequence[int] = (), ready: Ready | None = None
+        self,
+        plan: Plan,
+        ends: Sequence[int] = (),
+        ready: Callable[[dict[int, memoryview]], None] | None = None,
     ) -> tuple[dict[int, memoryview], dict[int, str]]:
         """The numbers of every message of the plan, and why those are missing that are.
 
         Args:
             plan: whose messages.
             ends: bytes of every message, from its beginning, of which each is worth to be told.
-            ready: called at each of these with the messages; nothing beyond it is there for sure,
-                and whether they are right is known only at the end.
+            ready: called at each of these with the messages, if all have the right length; nothing
+                beyond it is there for sure, and whether they are right is known only at the end.
         """
         wanted = [i for i in plan.headers if self.store.get(plan.step, i) is None]
         asked = {sender: self._request(plan, sender) for sender in wanted}
@@ -212,7 +213,9 @@ class Puller:
                 except Rejected as error:
                     failed[sender] = error.reason
             if ready is not None and end is not None and not failed:
-                ready(self._so_far(plan, {i: asked[i].held for i in wanted}))
+                found = self._so_far(plan, {i: asked[i].held for i in wanted})
+                if all(len(numbers) == self.layout.nbytes for numbers in found.values()):
+                    ready(found)
         inbox = Inbox(plan.headers, self.layout)
         for sender in [i for i in plan.headers if i not in failed]:
             try:
