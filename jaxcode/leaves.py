@@ -180,3 +180,8 @@ def shapes_where(grads: Any, params: Any) -> Any:
         return jax.ShapeDtypeStruct(jnp.shape(param), jnp.result_type(param))
 
     return jax.tree.map(shape, params, grads, is_leaf=lambda x: x is None)
+
+
+def is_key(leaf: Any) -> bool:
+    """Tell a typed PRNG key from an array."""
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

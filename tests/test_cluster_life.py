@@ -37,7 +37,7 @@ from ray_tests import (  # noqa: E402
 )
 
 from jaxcode.cluster import Cluster, WorkerError, fail_at  # noqa: E402
-from jaxcode.cluster.options import warn_of_room  # noqa: E402
+from jaxcode.cluster.members import Members  # noqa: E402
 from jaxcode.cluster.wire import HEADER_BYTES  # noqa: E402
 from jaxcode.codes import cyclic_repetition, fractional_repetition, uncoded  # noqa: E402
 
@@ -176,13 +176,20 @@ def test_bad_arguments(case):
 
 def test_too_little_room_is_told_at_once(monkeypatch, caplog):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
-    for fits in ({}, {"num_cpus": 2}, {"num_cpus": 0.5, "num_gpus": 0}):
-        warn_of_room(CODE, fits, 300.0)
+    monkeypatch.setattr(ray, "put", lambda training: training)
+
+    def start(number, **options):
+        Members(None, (), 1.0, 0, options).warn_of_room(number, 300.0)
+
+    for number, fits in ((8, {}), (4, {"num_cpus": 2}), (16, {"num_cpus": 0.5, "num_gpus": 0})):
+        start(number, **fits)
     assert not caplog.records
-    warn_of_room(CODE, {"num_cpus": 3, "num_gpus": 1}, 300.0)
+    start(9)  # a worker has one CPU where nothing else is said
+    start(4, num_cpus=3, num_gpus=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "4 workers need 12 CPUs, and the cluster has 8: waiting up to 300 s for more",
-        "4 workers need 4 GPUs, and the cluster has 0: waiting up to 300 s for more",
+        "9 workers need 9 CPUs, and there are 8: waiting up to 300 s for more",
+        "4 workers need 4 GPUs, and there are 0: waiting up to 300 s for more",
+        "4 workers need 12 CPUs, and there are 8: waiting up to 300 s for more",
     ]
 
 

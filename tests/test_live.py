@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 import rich.console  # noqa: E402
 from reports import report  # noqa: E402
 
-from jaxcode.cluster import Cluster, live  # noqa: E402
+from jaxcode.cluster import Cluster, History, live  # noqa: E402
 from jaxcode.cluster.display import became_of, picture  # noqa: E402
 
 CONSOLE = rich.console.Console
@@ -52,10 +52,17 @@ def text(renderable):
     return file.getvalue()
 
 
+def drawn(reports, steps, seconds):
+    history = History()
+    for item in reports:
+        history.append(item)
+    return picture(history, len(reports), steps, seconds)
+
+
 def test_the_picture_tells_how_far_and_who():
     cluster = Steps()
     reports = [cluster.step() for _ in range(5)]
-    head, names, *rows = text(picture(reports, 8, 0.5)).splitlines()
+    head, names, *rows = text(drawn(reports, 8, 0.5)).splitlines()
     assert "5/8, loss 0.2, 80 ms a step, 3.0 kB fetched by each" in head
     assert "waiting" not in head
     assert re.split(" {2,}", names.strip()) == ["worker", "answers in", "late", "in the last step"]
@@ -77,16 +84,16 @@ def test_the_picture_tells_how_far_and_who():
 
 def test_a_step_that_waits_says_so_and_the_last_does_not():
     reports = [Steps().step()]
-    assert "waiting for 3 s" in text(picture(reports, 2, 3.2))
-    assert "waiting" not in text(picture(reports, 1, 3.2))
-    assert "0/2" in text(picture([], 2, 0.0))
+    assert "waiting for 3 s" in text(drawn(reports, 2, 3.2))
+    assert "waiting" not in text(drawn(reports, 1, 3.2))
+    assert "0/2" in text(drawn([], 2, 0.0))
 
 
 def test_workers_are_those_of_the_last_step():
     reports = [Steps().step(), report(1, [0.1, 0.1], seconds=SECONDS)]
-    assert len(text(picture(reports, 9, 0.0)).splitlines()) == 2 + 2
+    assert len(text(drawn(reports, 9, 0.0)).splitlines()) == 2 + 2
     reports = [report(0, [0.1, 0.1], seconds=SECONDS), Steps().step()]
-    assert len(text(picture(reports, 9, 0.0)).splitlines()) == 2 + 4
+    assert len(text(drawn(reports, 9, 0.0)).splitlines()) == 2 + 4
 
 
 def test_a_pipe_gets_one_picture_at_the_end(capsys):

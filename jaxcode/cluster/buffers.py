@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxcode.leaves import is_key
+
 
 def writing_over(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile ``function(*args)`` into one of ``(old, *args)`` whose result takes old's memory."""
@@ -35,8 +37,3 @@ def room_for(tree: Any) -> Any:
         return jnp.zeros_like(leaf)
 
     return jax.tree.map(like, tree)
-
-
-def is_key(leaf: Any) -> bool:
-    """Tell a typed PRNG key from an array."""
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

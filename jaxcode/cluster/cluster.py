@@ -15,8 +15,8 @@ from jaxcode.cluster.actor import Ready, ask, take
 from jaxcode.cluster.deadlines import AdaptiveDeadline, Deadline, checked_deadline
 from jaxcode.cluster.faults import Fault
 from jaxcode.cluster.history import History, StepReport
-from jaxcode.cluster.members import Member, Members, WorkerError, reason
-from jaxcode.cluster.options import CLOSED, check, resized, warn_of_room
+from jaxcode.cluster.members import Member, Members, WorkerError, told
+from jaxcode.cluster.options import CLOSED, check, resized
 from jaxcode.cluster.plans import Plan
 from jaxcode.cluster.replica import Replica, State, Training
 from jaxcode.cluster.reporting import Reporter
@@ -137,8 +137,7 @@ class Cluster:
         self._master: Replica | None = None
         self._closed = False
         self._writer = Writer(self._directory)
-        self._worker_options = worker_options or {}
-        self._members = Members(training, tuple(faults), timeout, restarts, self._worker_options)
+        self._members = Members(training, tuple(faults), timeout, restarts, worker_options or {})
         try:
             self._start(code)
         except BaseException:
@@ -168,7 +167,7 @@ class Cluster:
 
     def _start(self, code: Code, kept: int = 0) -> None:
         """Start the workers from the `kept`-th on, and configure all for a code."""
-        warn_of_room(code, self._worker_options, self._start_timeout)
+        self._members.warn_of_room(code.num_workers, self._start_timeout)
         self._members.all += [Member(i) for i in range(kept, code.num_workers)]
         for member in self._members.all[kept:]:
             self._members.start(member, self.step_number)
@@ -208,7 +207,7 @@ class Cluster:
                     ray.get(task)
                 except Exception as error:
                     raise WorkerError(
-                        f"worker {tasks.index(task)} could not {what}: {reason(error)}\n{error}"
+                        f"worker {tasks.index(task)} could not {what}: {told(error)}"
                     ) from error
         return ray.get(tasks)
 

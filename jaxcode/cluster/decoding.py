@@ -55,31 +55,27 @@ class Decoding:
             for shape, dtype in zip(self.layout.shapes, self.layout.types, strict=True)
         ]
 
-        def recovered(stacked: list[Any], weights: Any, which: list[int]) -> Any:
-            shapes = [likes[i] for i in which]
-            return decode(stacked, code, weights, like=shapes, combined=False)
+        self._likes = [[likes[i] for i in part] for part in self._parts]
 
-        def dense(found: Any, which: list[int]) -> list[Any]:
-            return combine(found, [likes[i] for i in which])
+        def whole(stacked: list[Any], weights: Any) -> list[Any]:
+            found = []
+            for part, like in zip(stacked, self._likes, strict=True):
+                found += decode(part, code, weights, like=like, combined=False)
+            return found
 
-        def whole(*arrays: Any) -> Any:
-            *stacked, weights = arrays
-            found = [recovered(s, weights, p) for s, p in zip(stacked, self._parts, strict=True)]
-            return [leaf for part in found for leaf in part]
-
-        stacked = [self._stacked(part) for part in range(len(self._parts))]
         weights = np.zeros((code.num_fragments, code.num_workers), np.float32)
-        shapes = jax.eval_shape(whole, *stacked, weights)
+        shapes = jax.eval_shape(whole, self._all_stacked(), weights)
         self._recovered_tree = jax.tree.structure(shapes)
         self.recovered_layout = Layout.of(jax.tree.leaves(shapes))
         self._recover = jax.jit(whole)
-        self._finish = writing_over(lambda found: dense(found, self._order))
+        self._finish = writing_over(
+            lambda found: combine(found, [x for like in self._likes for x in like])
+        )
         self._decode = [
-            writing_over(lambda s, w, which=part: dense(recovered(s, w, which), which))
-            for part in self._parts
+            writing_over(lambda s, w, like=like: decode(s, code, w, like=like))
+            for like in self._likes
         ]
         # Written over: fresh memory for every step would cost as much time as the numbers in it.
-        self._likes = [[likes[i] for i in part] for part in self._parts]
         self._old: list[Any] = [None] * len(self._parts)
 
     def _in_order(self, leaves: list[Any]) -> list[Any]:
@@ -95,26 +91,26 @@ class Decoding:
         jax.block_until_ready(self._old)  # one that was given up may still read what is in buffers
         return Begun(self, weights.astype(np.float32))
 
-    def part(self, number: int, messages: dict[int, Any], weights: np.ndarray) -> list[Any]:
+    def part(self, number: int, messages: dict[int, Any], weights: np.ndarray) -> None:
         """Decode a part, from messages that need not be there any further."""
-        first, stop = self._spans[number]
-        for worker, numbers in messages.items():
-            arrays = Layout(self.layout.shapes[:stop], self.layout.dtypes[:stop]).split(numbers)
-            for place in range(first, stop):
-                self._buffers[place][worker] = arrays[place]
-        # Rows of others hold what they held: their weights are 0, and they are not read.
+        self._fill(messages, *self._spans[number])
         old = self._room(number)
         self._old[number] = self._decode[number](old, self._stacked(number), weights)
-        return self._old[number]
 
     def recover(self, messages: dict[int, Any], weights: np.ndarray) -> bytes:
         """What `finish` needs, in factors where they are: a master's payload."""
-        for worker, numbers in messages.items():
-            for buffer, array in zip(self._buffers, self.layout.split(numbers), strict=True):
-                buffer[worker] = array
-        stacked = [self._stacked(part) for part in range(len(self._parts))]
-        found = self._recover(*stacked, weights.astype(np.float32))
+        self._fill(messages, 0, len(self._buffers))
+        found = self._recover(self._all_stacked(), weights.astype(np.float32))
         return self.recovered_layout.join([np.asarray(x) for x in jax.tree.leaves(found)])
+
+    def _fill(self, messages: dict[int, Any], first: int, stop: int) -> None:
+        """Copy some arrays of messages to where they are decoded from."""
+        layout = Layout(self.layout.shapes[:stop], self.layout.dtypes[:stop])
+        for worker, numbers in messages.items():
+            arrays = layout.split(numbers)
+            for place in range(first, stop):
+                self._buffers[place][worker] = arrays[place]
+        # Rows of others hold what they held: their weights are 0, and they are not read.
 
     def finish(self, numbers: Any) -> list[Any]:
         """The leaves of the gradient, from what `recover` returned."""
@@ -137,6 +133,9 @@ class Decoding:
     def _stacked(self, part: int) -> Any:
         first, stop = self._spans[part]
         return jax.tree.unflatten(self._trees[part], self._buffers[first:stop])
+
+    def _all_stacked(self) -> list[Any]:
+        return [self._stacked(part) for part in range(len(self._parts))]
 
 
 class Begun:

@@ -1,7 +1,7 @@
 """How a training goes, while it goes: the same picture in a terminal and in a notebook."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxcode.checks import integer
 from jaxcode.cluster.cluster import Cluster
-from jaxcode.cluster.history import StepReport
+from jaxcode.cluster.history import History, StepReport
 from jaxcode.cluster.wire import REASONS
 
 # Often enough to be read, and seldom enough to cost nothing.
@@ -36,25 +36,27 @@ def live(cluster: Cluster, steps: int) -> Iterator[StepReport]:
         TimeoutError: as of `Cluster.step`, and what else it raises.
     """
     steps = integer("live", "steps", steps, 0, None, "Count steps.")
-    reports: list[StepReport] = []
-    began = time.monotonic()
+    history, done, began = History(), 0, time.monotonic()
 
     def draw() -> Any:
-        return picture(reports, steps, time.monotonic() - began)
+        return picture(history, done, steps, time.monotonic() - began)
 
     with _shown(draw) as changed:
-        for _ in range(steps):
+        while done < steps:
             began = time.monotonic()
-            reports.append(cluster.step())
+            report = cluster.step()
+            history.append(report)
+            done += 1
             changed()
-            yield reports[-1]
+            yield report
 
 
-def picture(reports: Sequence[StepReport], steps: int, seconds: float) -> Any:
+def picture(history: History, done: int, steps: int, seconds: float) -> Any:
     """Draw what `live` shows.
 
     Args:
-        reports: of the steps taken.
+        history: of the steps taken.
+        done: how many these are.
         steps: how many there will be.
         seconds: that the next one has taken so far.
 
@@ -64,7 +66,7 @@ def picture(reports: Sequence[StepReport], steps: int, seconds: float) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 
-    done, recent = len(reports), reports[-RECENT:]
+    reports, recent = history.reports, history.reports[-RECENT:]
     head = [f"{done}/{steps}"]
     if reports:
         usual = 1e3 * float(np.median([report.seconds["step"] for report in recent]))
@@ -83,7 +85,7 @@ def picture(reports: Sequence[StepReport], steps: int, seconds: float) -> Any:
         rows.add_row(
             str(worker),
             f"{1e3 * np.median(heard):.0f} ms" if heard else "-",
-            str(sum(worker in report.late for report in reports)),
+            str(history.late[worker]),
             became_of(worker, reports),
         )
     whole.add_row(line)
@@ -91,7 +93,7 @@ def picture(reports: Sequence[StepReport], steps: int, seconds: float) -> Any:
     return whole
 
 
-def became_of(worker: int, reports: Sequence[StepReport]) -> str:
+def became_of(worker: int, reports: list[StepReport]) -> str:
     """Say what a worker did in the last of some steps."""
     last = reports[-1]
     if worker in last.restarts:
@@ -121,8 +123,7 @@ def _shown(draw: Callable[[], Any]) -> Iterator[Callable[[], None]]:
     console = Console(stderr=True)
     if not console.is_jupyter:
         # A thread draws it, so that it also tells of a step that waits.
-        live = Live(get_renderable=draw, console=console, refresh_per_second=PICTURES_PER_SECOND)
-        with live:
+        with Live(get_renderable=draw, console=console, refresh_per_second=PICTURES_PER_SECOND):
             yield lambda: None
         return
     from IPython.display import display

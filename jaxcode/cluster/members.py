@@ -90,7 +90,8 @@ class Members:
     ):
         self._training = ray.put(training)
         self._faults, self._timeout = faults, timeout
-        self._max_restarts, self._options = max_restarts, options
+        self._max_restarts = max_restarts
+        self._options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **options}
         self.all: list[Member] = []
         self.restarted: list[int] = []
         self.failure: str = ""
@@ -111,7 +112,7 @@ class Members:
             and not (member.restarts and fault.kind in _LETHAL and fault.first <= step)
         )
         actor: Any = ray.remote(concurrency_groups={"serve": SERVING})  # type: ignore[call-overload]
-        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **self._options}
+        options = dict(self._options)
         environment = dict(options.pop("runtime_env", None) or {})
         variables = {"XLA_FLAGS": _xla_flags(options["num_cpus"])}
         environment["env_vars"] = {**variables, **environment.get("env_vars", {})}
@@ -125,14 +126,16 @@ class Members:
         self._version += 1
         return member.handle
 
+    def warn_of_room(self, number: int, seconds: float) -> None:
+        """Say so where the cluster is too small for workers; it may be growing, so no more."""
+        for text in lacking(number, self._options):
+            log.warning("%s: waiting up to %g s for more", text, seconds)
+
     def failed(self, member: Member, error: Exception) -> None:
         """A worker died or raised: say so at once, and start it again after a while."""
-        why = reason(error)
-        member.why = f"failed: {why}"
+        why = told(error)
+        member.why = f"failed: {why.splitlines()[0]}"
         text = f"worker {member.index} failed while {member.doing}: {why}"
-        # An exception with its traceback; of a death, Ray's guesses at the cause are no news.
-        if isinstance(error, ray.exceptions.RayTaskError):
-            text += f"\n{error}"
         self.failure = text
         log.warning("%s", text)
         self.stop(member)
@@ -197,8 +200,19 @@ def _xla_flags(num_cpus: Any) -> str:
     return f"{flags} {single}".strip() if num_cpus <= 1 else flags
 
 
-def reason(error: Exception) -> str:
-    """What a worker raised, or why it is gone, in one line."""
+def lacking(number: int, options: dict[str, Any]) -> list[str]:
+    """What Ray knows too little of by now for so many workers with these options."""
+    there = ray.cluster_resources()
+    texts = []
+    for name, option in (("GPU", "num_gpus"), ("CPU", "num_cpus")):
+        needed, has = number * (options.get(option) or 0), there.get(name, 0)
+        if needed > has:
+            texts.append(f"{number} workers need {needed:g} {name}s, and there are {has:g}")
+    return texts
+
+
+def told(error: Exception) -> str:
+    """What a worker raised in a line, and its traceback; or why it is gone."""
     if isinstance(error, ray.exceptions.RayTaskError):
-        return f"{type(error.cause).__name__}: {first_line(error.cause)}"
-    return first_line(error)
+        return f"{type(error.cause).__name__}: {first_line(error.cause)}\n{error}"
+    return first_line(error)  # of a death, Ray's guesses at the cause are no news

@@ -1,14 +1,9 @@
 """Checks of a cluster's arguments, and the code it has for another number of workers."""
 
-import logging
 from typing import Any
-
-import ray
 
 from jaxcode.code import Code
 from jaxcode.codes import fractional_repetition, uncoded
-
-log = logging.getLogger("jaxcode.cluster")
 
 CLOSED = (
     "the cluster is closed, and its workers are gone: take `params` before that, or go on from a "
@@ -63,15 +58,3 @@ def check(
             f'`{call}` needs a block code for method="factors"; got {code!r}. Use '
             'fractional_repetition, or method="dense".'
         )
-
-
-def warn_of_room(code: Code, worker_options: dict[str, Any], seconds: float) -> None:
-    """Say so where the cluster is too small for the workers; it may be growing, so no more."""
-    there = ray.cluster_resources()
-    for name, option in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
-        needed, has = code.num_workers * (worker_options.get(option) or 0), there.get(name, 0)
-        if needed > has:
-            log.warning(
-                "%d workers need %g %ss, and the cluster has %g: waiting up to %g s for more",
-                code.num_workers, needed, name, has, seconds,
-            )  # fmt: skip

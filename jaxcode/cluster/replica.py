@@ -18,11 +18,11 @@ import numpy as np
 import optax
 
 from jaxcode.cluster import wire
-from jaxcode.cluster.buffers import is_key, room_for, writing_over
+from jaxcode.cluster.buffers import room_for, writing_over
 from jaxcode.cluster.decoding import Begun, Decoding
 from jaxcode.code import Code
 from jaxcode.coding import encode_unchecked
-from jaxcode.leaves import shapes_where
+from jaxcode.leaves import is_key, shapes_where
 from jaxcode.lowrank import to_dense
 from jaxcode.worker import Method, Worker
 

@@ -78,10 +78,11 @@ class Writer:
         try:
             step, layout, numbers = fetch_state(handles, commit)
             before = checkpoint.latest(directory)
-            if before is not None and _step_of(before) > step:
+            there = -1 if before is None else checkpoint.step_of(before)
+            if there > step:
                 raise ValueError(
-                    f"{directory} holds step {_step_of(before)} of another training: give another "
-                    "directory, or go on with that one by `Cluster.resume`"
+                    f"{directory} holds step {there} of another training: give another directory, "
+                    "or go on with that one by `Cluster.resume`"
                 )
             tree = {f"{i:05d}": np.array(x) for i, x in enumerate(layout.split(numbers))}
             checkpoint.save(directory, tree, step=step, config=config)
@@ -113,8 +114,4 @@ def read_state(directory: Path, like: Any) -> tuple[int, list[np.ndarray]]:
         )
         raise ValueError(text) from error
     arrays = [np.asarray(leaves[name]) for name in sorted(leaves)]
-    return _step_of(path), arrays
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("checkpoint-"))
+    return checkpoint.step_of(path), arrays

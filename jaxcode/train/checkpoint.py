@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxcode.leaves import is_key
+
 _NAME = re.compile(r"checkpoint-(\d{8,})")
 
 
@@ -69,6 +71,16 @@ def save(directory: Path, state: Any, *, step: int, config: dict[str, Any]) -> P
     return path
 
 
+def step_of(path: Path) -> int:
+    """Return the step of a checkpoint, from its name.
+
+    Example:
+        >>> step_of(Path("run/checkpoint-00000020"))
+        20
+    """
+    return int(path.name.removeprefix("checkpoint-"))
+
+
 def latest(directory: Path) -> Path | None:
     """Return the newest checkpoint of a run's directory, or None.
 
@@ -80,7 +92,7 @@ def latest(directory: Path) -> Path | None:
         return None
     return max(
         (path for path in directory.iterdir() if _NAME.fullmatch(path.name)),
-        key=lambda path: int(path.name.removeprefix("checkpoint-")),
+        key=step_of,
         default=None,
     )
 
@@ -162,16 +174,11 @@ def restore(path: Path, like: Any) -> Any:
         )
     return jax.tree.map(
         lambda old, new: (
-            jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if _is_key(old) else new
+            jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if is_key(old) else new
         ),
         like,
         plain,
     )
-
-
-def _is_key(leaf: Any) -> bool:
-    """Tell a typed PRNG key from an array."""
-    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _plain(tree: Any) -> Any:
@@ -180,7 +187,7 @@ def _plain(tree: Any) -> Any:
     def plain(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return np.zeros(leaf.shape, leaf.dtype)
-        return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
 
     return jax.tree.map(plain, tree)
 
@@ -190,7 +197,7 @@ def _leaves(tree: Any) -> dict[str, list[Any]]:
     return {
         jax.tree_util.keystr(path): [
             list(np.shape(leaf)),
-            f"key<{jax.random.key_impl(leaf)}>" if _is_key(leaf) else np.dtype(leaf.dtype).name,
+            f"key<{jax.random.key_impl(leaf)}>" if is_key(leaf) else np.dtype(leaf.dtype).name,
         ]
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }

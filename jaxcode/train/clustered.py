@@ -99,7 +99,7 @@ def _connected(session: ClusterSession) -> Iterator[None]:
     try:
         if stop.is_set():
             raise Stopped(STARTING, code=stop.code)
-        _check_room(session, ray.cluster_resources())
+        _check_room(session)
         yield
     finally:
         ray.shutdown()
@@ -117,16 +117,14 @@ def _check_port(address: str) -> None:
         ) from error
 
 
-def _check_room(session: ClusterSession, there: dict[str, float]) -> None:
-    """Refuse more GPUs than this machine has; another cluster may grow, so only say so of it."""
+def _check_room(session: ClusterSession) -> None:
+    """Refuse more GPUs than this machine has; another cluster may grow, and is waited for."""
+    from jaxcode.cluster.members import lacking
+
     config = session.config
-    for name, each in (("GPU", config.gpus_per_worker), ("CPU", config.cpus_per_worker)):
-        needed, has = config.workers * each, there.get(name, 0.0)
-        text = f"{config.workers} workers need {needed:g} {name}s, and there are {has:g}"
-        if needed > has and session.address == LOCAL:
-            raise ValueError(f"`--gpus-per-worker {config.gpus_per_worker:g}`: {text}")
-        if needed > has:
-            print(f"{text}: waiting for more", flush=True)
+    each = {"num_cpus": config.cpus_per_worker, "num_gpus": config.gpus_per_worker}
+    if session.address == LOCAL and (texts := lacking(config.workers, each)):
+        raise ValueError(f"`--gpus-per-worker {config.gpus_per_worker:g}`: {texts[0]}")
 
 
 @contextmanager
