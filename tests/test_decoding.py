@@ -69,45 +69,91 @@ def setting(code, form=lambda x: x):
 
 
 def close(found, expected):
+    found = [sum(terms) for terms in found]
     assert [x.shape for x in found] == [x.shape for x in expected]
     return all(np.allclose(x, y, atol=1e-4) for x, y in zip(found, expected, strict=True))
+
+
+def noise(numbers, seed=0):
+    return {i: np.random.default_rng([seed, i]).bytes(len(x)) for i, x in numbers.items()}
+
+
+def so_far(numbers, stage):
+    """What a stage may read: the beginning of its senders' messages, and noise for the rest."""
+    there = noise(numbers)
+    for i in stage.senders & set(numbers):
+        there[i] = numbers[i][: stage.end] + there[i][stage.end :]
+    return there
 
 
 @pytest.mark.parametrize("form", [lambda x: x, normal_form], ids=["factors", "normal form"])
 @pytest.mark.parametrize("code", [PAIRS, FRAGMENTS], ids=str)
 @pytest.mark.usefixtures("any_product_is_worth_it")
-def test_a_part_needs_the_beginning_only(code, form):
+def test_a_stage_needs_some_beginnings_only(code, form):
     decoder, numbers, expected = setting(code, form)
-    (end,) = decoder.ends
     sizes = {len(x) for x in numbers.values()}
     assert sizes == {decoder.layout.nbytes}
     pivots = 0 if form is not normal_form else 3
     numbers_of_c = 3 * (40 + 30 - pivots) // code.num_fragments
-    assert abs(end - 4 * (numbers_of_c + pivots)) <= 4
     for missing in range(code.num_workers):
         survivors = np.arange(code.num_workers) != missing
         weights = code.decoding_weights(survivors)
         used = {i: x for i, x in numbers.items() if survivors[i]}
-        early = {i: x[:end] + b"\xff" * (len(x) - end) for i, x in used.items()}
-        begun = decoder.begin(weights)
-        begun.take(early)
+        begun = decoder.begin(weights, int(code.block[missing]))
+        mine, others = begun.early
+        assert missing in mine.senders
+        assert mine.senders | others.senders == set(range(code.num_workers))
+        assert not mine.senders & others.senders
+        for stage in (mine, others):
+            assert abs(stage.end - 4 * (numbers_of_c + pivots)) <= 4
+            begun.take(so_far(used, stage))
         assert close(begun.finish(used), expected)
-        begun = decoder.begin(weights)
-        begun.take(used)
-        assert not close(begun.finish(early), expected)  # the control: what had not arrived
-    late = {i: x[: end - 8] + b"\xff" * (len(x) - end + 8) for i, x in used.items()}
+
+
+@pytest.mark.parametrize("spoiled", range(4))
+@pytest.mark.usefixtures("any_product_is_worth_it")
+def test_a_stage_needs_all_of_that(spoiled):
+    """The control: what had not arrived when a stage was decoded shows."""
+    decoder, numbers, expected = setting(PAIRS)
+    weights = PAIRS.decoding_weights(np.ones(4, bool))
     begun = decoder.begin(weights)
-    begun.take(late)
-    assert not close(begun.finish(used), expected)
+    for number, stage in enumerate(begun.early):
+        short = stage._replace(end=stage.end - 8 * (number == spoiled))
+        begun.take(so_far(numbers, short))
+    last = noise(numbers) if spoiled == 2 else numbers
+    assert close(begun.finish(last), expected) == (spoiled > 2)
+
+
+@pytest.mark.parametrize("code", [PAIRS, FRAGMENTS, fractional_repetition(12, 1)], ids=str)
+@pytest.mark.usefixtures("any_product_is_worth_it")
+def test_all_replicas_come_to_the_same_sum(code):
+    decoder, numbers, _ = setting(code)
+    weights = code.decoding_weights(np.ones(code.num_workers, bool))
+    sums, first = set(), set()
+    for block in range(code.num_partitions):
+        begun = decoder.begin(weights, block)
+        first.add(begun.early[0].blocks)
+        leaves = [sum(terms) for terms in begun.finish(numbers)]
+        sums.add(b"".join(np.asarray(x).tobytes() for x in leaves))
+    assert len(first) == 2
+    assert len(sums) == 1
+
+
+@pytest.mark.usefixtures("any_product_is_worth_it")
+def test_narrow_numbers_are_rounded_once():
+    rng = np.random.default_rng(0)
+    grad = jax.tree.map(lambda x: x.astype(jnp.bfloat16), factors(rng, 40, 30, 3))
+    grad = LowRank(grad.P, grad.Q, dtype=jnp.bfloat16)
+    decoder = Decoding(PAIRS, grad, jax.ShapeDtypeStruct((40, 30), jnp.bfloat16))
+    assert decoder.begin(PAIRS.decoding_weights(np.ones(4, bool))).early == []
 
 
 @pytest.mark.usefixtures("any_product_is_worth_it")
 def test_what_is_given_up_leaves_nothing():
     decoder, numbers, expected = setting(PAIRS)
-    noise = {i: np.random.default_rng(i).bytes(len(x)) for i, x in numbers.items()}
     weights = PAIRS.decoding_weights(np.ones(4, bool))
-    for _ in range(5):
-        decoder.begin(7 * weights).take(noise)
+    for seed in range(5):
+        decoder.begin(7 * weights).take(noise(numbers, seed))
         decoder.begin(weights)
         assert close(decoder.begin(weights).finish(numbers), expected)
 
@@ -116,8 +162,8 @@ def test_what_is_given_up_leaves_nothing():
 def test_a_master_decodes_the_same(monkeypatch, threshold):
     monkeypatch.setattr(decoding, "WORTH_A_PART", threshold)
     decoder, numbers, expected = setting(FRAGMENTS)
-    assert len(decoder.ends) == (threshold == 1)
     weights = FRAGMENTS.decoding_weights(np.arange(6) != 2)
+    assert len(decoder.begin(weights).early) == 2 * (threshold == 1)
     payload = decoder.recover(numbers, weights)
     assert len(payload) == decoder.recovered_layout.nbytes
     assert close(decoder.finish(payload), expected)
@@ -130,9 +176,9 @@ def test_a_dense_code_is_one_part():
     held = [np.stack([grads[p] for p in code.partitions[i]]) for i in range(4)]
     messages = {i: encode(jnp.asarray(x), code, i) for i, x in enumerate(held)}
     decoder = Decoding(code, messages[0], jax.ShapeDtypeStruct((3, 2), np.float32))
-    assert decoder.ends == []
     numbers = {i: decoder.layout.join(decoder.arrays(x)) for i, x in messages.items()}
     weights = code.decoding_weights(np.arange(4) != 3)
+    assert decoder.begin(weights).early == []
     assert close(decoder.begin(weights).finish(numbers), [sum(grads)])
 
 

@@ -388,18 +388,30 @@ def test_what_has_arrived_is_told(count):
     network, layout, plan = two_makers(count)
     whole = {i: bytes(network.stores[i].get(3, i)[HEADER_BYTES:]) for i in (0, 1)}
     ends = sorted({4, count, 2 * count, 4 * count - 4} - {0})
+    early = [(senders, end) for end in ends for senders in ({0}, {0, 1}, {1, 2})]
     for me in (2, 0):  # a maker has its own message from the beginning
         told = []
 
         def ready(messages, told=told):
-            end = ends[len(told)]
-            assert sorted(messages) == [0, 1]
+            _, end = early[len(told)]
             told.append({i: bytes(x[:end]) for i, x in messages.items()})
 
-        found, failed = network.puller(me, layout).fetch(plan, ends, ready)
+        found, failed = network.puller(me, layout).fetch(plan, early, ready)
         assert not failed
         assert {i: bytes(x) for i, x in found.items()} == whole
-        assert told == [{i: x[:end] for i, x in whole.items()} for end in ends]
+        assert told == [{i: whole[i][:end] for i in whole if i in who} for who, end in early]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_what_is_here_is_told_before_anything_is_waited_for():
+    network, layout, plan = two_makers(200)
+    plan = plan._replace(pullers={0: [], 1: [0]})
+    network.dead.add(1)
+    told = []
+    early = [({0}, 40), ({1}, 40)]
+    _, failed = network.puller(0, layout).fetch(plan, early, told.append)
+    assert failed == {1: "lost"}
+    assert [sorted(x) for x in told] == [[0]]
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -408,7 +420,7 @@ def test_nothing_is_told_of_a_message_that_is_lost():
     plan = plan._replace(pullers={0: [2], 1: [2]})
     network.dead.add(1)
     told = []
-    _, failed = network.puller(2, layout).fetch(plan, [40], told.append)
+    _, failed = network.puller(2, layout).fetch(plan, [({0, 1}, 40), ({0}, 80)], told.append)
     assert failed == {1: "lost"}
     assert told == []
 
@@ -422,10 +434,10 @@ def test_a_message_of_another_length_is_not_told_but_rejected(me):
     plan.headers[0] = head
     longer = Layout(((200,),), ("float32",))
     told = []
-    _, failed = network.puller(me, longer).fetch(plan, [40], told.append)
+    _, failed = network.puller(me, longer).fetch(plan, [({0, 1}, 40), ({0}, 80)], told.append)
     assert failed == {0: "length"}
     assert told == []
     network.stores[0].put(3, 0, data)  # the control
     fits = plan._replace(headers={0: head})
-    assert network.puller(me, layout).fetch(fits, [40], told.append)[1] == {}
-    assert [sorted(x) for x in told] == [[0]]
+    assert network.puller(me, layout).fetch(fits, [({0, 1}, 40), ({0}, 80)], told.append)[1] == {}
+    assert [sorted(x) for x in told] == [[0], [0]]

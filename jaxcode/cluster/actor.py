@@ -208,9 +208,9 @@ class WorkerProcess:
         self._reproduce(plan)
         puller = Puller(self._worker, self._store, self._replica.layout, ask, take, self._timeout)
         peers = {i: self._peers[i] for i in plan.there if i in self._peers}
-        begun = self._replica.decoding.begin(plan.weights)
-        ends = self._replica.decoding.ends
-        messages, failed = puller.fetch(plan._replace(handles=peers), ends, begun.take)
+        begun = self._replica.begin(plan.weights, self._worker)
+        early = [(stage.senders, stage.end) for stage in begun.early]
+        messages, failed = puller.fetch(plan._replace(handles=peers), early, begun.take)
         fetched = time.perf_counter() - started
         if failed:
             return failed, puller.bytes_in, (fetched, 0.0, 0.0)

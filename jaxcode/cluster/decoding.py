@@ -1,14 +1,18 @@
 """From the survivors' messages to a dense gradient, begun while they still arrive.
 
 Most of the work are the products of factors, and most of these belong to few leaves. Their numbers
-stand first in a message, and are multiplied while the rest of it travels. What comes of them is
-staged only once the whole messages are there and right.
+stand first in a message, and are multiplied while the rest of it travels: in two halves of the
+blocks, and first the half with the worker's own block, which it has not to fetch. The halves are
+added last, and always in the same order, so that all replicas come to the same sum, to the last
+bit. What comes of them is staged only once the whole messages are there and right.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxcode.cluster.buffers import room_for, writing_over
@@ -19,6 +23,27 @@ from jaxcode.lowrank import LowRank, NormalForm, is_structured
 
 # Multiplications from which on a part of its own pays for its dispatch.
 WORTH_A_PART = 10**8
+
+
+class Stage(NamedTuple):
+    """What is decoded at once: some leaves, over some blocks.
+
+    Attributes:
+        part: number of the leaves' part.
+        blocks: the first, and the one behind the last.
+        senders: of these blocks.
+        end: bytes from the beginning of their messages that it needs.
+    """
+
+    part: int
+    blocks: tuple[int, int]
+    senders: frozenset[int]
+    end: int
+
+    @property
+    def name(self) -> tuple[int, tuple[int, int]]:
+        """Tells it from the others."""
+        return self.part, self.blocks
 
 
 class Decoding:
@@ -32,10 +57,10 @@ class Decoding:
     Attributes:
         layout: of a message as it travels.
         recovered_layout: of what `recover` returns.
-        ends: bytes of a message from its beginning that each part needs, but for the last part.
     """
 
     def __init__(self, code: Code, message: Any, like: Any):
+        self._code = code
         leaves = jax.tree.leaves(message, is_leaf=is_structured)
         likes = jax.tree.leaves(like)
         self._parts = parts(leaves, code.num_partitions)
@@ -46,10 +71,6 @@ class Decoding:
         lengths = [len(jax.tree.leaves([leaves[i] for i in part])) for part in self._parts]
         counts = np.cumsum([0, *lengths]).tolist()
         self._spans = list(zip(counts[:-1], counts[1:], strict=True))
-        self.ends = [
-            Layout(self.layout.shapes[:stop], self.layout.dtypes[:stop]).nbytes
-            for stop in counts[1:-1]
-        ]
         self._buffers = [
             np.zeros((code.num_workers, *shape), dtype)
             for shape, dtype in zip(self.layout.shapes, self.layout.types, strict=True)
@@ -71,12 +92,48 @@ class Decoding:
         self._finish = writing_over(
             lambda found: combine(found, [x for like in self._likes for x in like])
         )
-        self._decode = [
-            writing_over(lambda s, w, like=like: decode(s, code, w, like=like))
-            for like in self._likes
-        ]
+        self._stages = self._all_stages(leaves)
+        self._decode = {stage.name: writing_over(self._decoded(stage)) for stage in self._stages}
         # Written over: fresh memory for every step would cost as much time as the numbers in it.
-        self._old: list[Any] = [None] * len(self._parts)
+        self._old: dict[tuple[int, tuple[int, int]], Any] = {}
+
+    def _all_stages(self, leaves: list[Any]) -> list[Stage]:
+        """The first part over either half of the blocks, where that pays; the rest over all."""
+        k = self._code.num_partitions
+        halves = [(0, k // 2), (k // 2, k)]
+        narrow = any(x.dtype.itemsize < 4 for x in self._likes[0])  # would be rounded once more
+        if k < 2 or narrow or _cost(leaves, k) < 2 * WORTH_A_PART:
+            halves = [(0, k)]
+        return [
+            Stage(
+                part,
+                blocks,
+                frozenset(self._senders(blocks)),
+                Layout(self.layout.shapes[:stop], self.layout.dtypes[:stop]).nbytes,
+            )
+            for part, (_, stop) in enumerate(self._spans)
+            for blocks in (halves if part == 0 else [(0, k)])
+        ]
+
+    def _senders(self, blocks: tuple[int, int]) -> list[int]:
+        block = self._code.block
+        if block is None:
+            return list(range(self._code.num_workers))
+        return np.flatnonzero((blocks[0] <= block) & (block < blocks[1])).tolist()
+
+    def _decoded(self, stage: Stage) -> Callable[[Any, Any], Any]:
+        """What decodes a stage, from stacked messages and weights."""
+        code, like, (first, stop) = self._code, self._likes[stage.part], stage.blocks
+        if stop - first == code.num_partitions:
+            return lambda stacked, weights: decode(stacked, code, weights, like=like)
+        counts = np.isin(np.arange(code.num_workers), list(stage.senders))
+
+        def decoded(stacked: Any, weights: Any) -> Any:
+            own = jnp.where(counts, weights, 0)
+            found = decode(stacked, code, own, like=like, combined=False)
+            return combine([_of_blocks(x, first, stop) for x in found], like)
+
+        return decoded
 
     def _in_order(self, leaves: list[Any]) -> list[Any]:
         return jax.tree.leaves([leaves[i] for i in self._order])
@@ -86,16 +143,20 @@ class Decoding:
         leaves = jax.tree.leaves(message, is_leaf=is_structured)
         return [np.asarray(x) for x in self._in_order(leaves)]
 
-    def begin(self, weights: np.ndarray) -> "Begun":
-        """Begin a gradient, with D (m, n): give it the messages of every part in turn."""
+    def begin(self, weights: np.ndarray, block: int = 0) -> "Begun":
+        """Begin a gradient, with D (m, n); the half with this block, the worker's, comes first."""
         jax.block_until_ready(self._old)  # one that was given up may still read what is in buffers
-        return Begun(self, weights.astype(np.float32))
+        stages = sorted(
+            self._stages, key=lambda x: (x.part, not x.blocks[0] <= block < x.blocks[1])
+        )
+        return Begun(self, weights.astype(np.float32), stages)
 
-    def part(self, number: int, messages: dict[int, Any], weights: np.ndarray) -> None:
-        """Decode a part, from messages that need not be there any further."""
-        self._fill(messages, *self._spans[number])
-        old = self._room(number)
-        self._old[number] = self._decode[number](old, self._stacked(number), weights)
+    def run(self, stage: Stage, messages: dict[int, Any], weights: np.ndarray) -> None:
+        """Decode a stage, from messages that need not be there any further."""
+        own = {i: x for i, x in messages.items() if i in stage.senders}
+        self._fill(own, *self._spans[stage.part])
+        old, stacked = self._room(*stage.name), self._stacked(stage.part)
+        self._old[stage.name] = self._decode[stage.name](old, stacked, weights)
 
     def recover(self, messages: dict[int, Any], weights: np.ndarray) -> bytes:
         """What `finish` needs, in factors where they are: a master's payload."""
@@ -112,22 +173,30 @@ class Decoding:
                 self._buffers[place][worker] = arrays[place]
         # Rows of others hold what they held: their weights are 0, and they are not read.
 
-    def finish(self, numbers: Any) -> list[Any]:
-        """The leaves of the gradient, from what `recover` returned."""
+    def finish(self, numbers: Any) -> list[list[Any]]:
+        """The leaves of the gradient, from what `recover` returned; see `Begun.finish`."""
         found = jax.tree.unflatten(self._recovered_tree, self.recovered_layout.split(numbers))
-        old = [leaf for part in range(len(self._parts)) for leaf in self._room(part)]
+        names = [(part, (0, self._code.num_partitions)) for part in range(len(self._parts))]
+        old = [leaf for name in names for leaf in self._room(*name)]
         leaves = iter(self._finish(old, found))
-        self._old = [[next(leaves) for _ in part] for part in self._parts]
-        return self.gradient()
+        self._old |= {name: [next(leaves) for _ in self._parts[name[0]]] for name in names}
+        return self._gradient(names)
 
-    def gradient(self) -> list[Any]:
-        """The leaves that were decoded last, in the tree's order."""
-        leaves = [leaf for part in self._old for leaf in part]
+    def decoded(self) -> list[list[Any]]:
+        """The leaves whose stages have all been run; see `Begun.finish`."""
+        return self._gradient([stage.name for stage in self._stages])
+
+    def _gradient(self, names: list[tuple[int, tuple[int, int]]]) -> list[list[Any]]:
+        """The leaves in the tree's order, each the sum of what stands under these names."""
+        leaves = []
+        for part in range(len(self._parts)):
+            terms = [self._old[name] for name in names if name[0] == part]
+            leaves += [list(leaf) for leaf in zip(*terms, strict=True)]
         return [leaves[place] for place in self._places]
 
-    def _room(self, part: int) -> list[Any]:
+    def _room(self, part: int, blocks: tuple[int, int]) -> list[Any]:
         """Where a part's gradient may be written: over its last one, if there is one."""
-        old, self._old[part] = self._old[part], None
+        old = self._old.pop((part, blocks), None)
         return room_for(self._likes[part]) if old is None else old
 
     def _stacked(self, part: int) -> Any:
@@ -139,22 +208,29 @@ class Decoding:
 
 
 class Begun:
-    """A gradient that is being decoded, part by part."""
+    """A gradient that is being decoded, stage by stage.
 
-    def __init__(self, decoding: Decoding, weights: np.ndarray):
-        self._decoding, self._weights = decoding, weights
-        self._done = 0
+    Attributes:
+        early: the stages for which whole messages need not be there.
+    """
+
+    def __init__(self, decoding: Decoding, weights: np.ndarray, stages: list[Stage]):
+        self._decoding, self._weights, self._left = decoding, weights, list(stages)
+        self.early = stages[:-1]
 
     def take(self, messages: dict[int, Any]) -> None:
-        """Decode the next part; returns while that still goes on."""
-        self._decoding.part(self._done, messages, self._weights)
-        self._done += 1
+        """Decode the next stage; returns while that still goes on."""
+        self._decoding.run(self._left.pop(0), messages, self._weights)
 
-    def finish(self, messages: dict[int, Any]) -> list[Any]:
-        """Decode what is left; the leaves of the gradient, in the tree's order."""
-        while self._done <= len(self._decoding.ends):
+    def finish(self, messages: dict[int, Any]) -> list[list[Any]]:
+        """Decode what is left; the leaves of the gradient, in the tree's order.
+
+        Returns:
+            For each leaf the arrays whose sum it is, in this order.
+        """
+        while self._left:
             self.take(messages)
-        return jax.block_until_ready(self._decoding.gradient())
+        return jax.block_until_ready(self._decoding.decoded())
 
 
 def parts(leaves: list[Any], blocks: int) -> list[list[int]]:
@@ -167,7 +243,7 @@ def parts(leaves: list[Any], blocks: int) -> list[list[int]]:
         >>> parts([np.ones(3), small], 2)
         [[0, 1]]
     """
-    costs = {i: blocks * _multiplications(x) for i, x in enumerate(leaves) if is_structured(x)}
+    costs = {i: _cost([x], blocks) for i, x in enumerate(leaves) if is_structured(x)}
     half, first = sum(costs.values()) / 2, list[int]()
     for i in sorted(costs, key=lambda i: -costs[i]):
         if sum(costs[j] for j in first) < half:
@@ -179,7 +255,14 @@ def parts(leaves: list[Any], blocks: int) -> list[list[int]]:
     return [sorted(first), rest]
 
 
-def _multiplications(leaf: Any) -> int:
-    if isinstance(leaf, NormalForm):
-        leaf = leaf.place
-    return math.prod(leaf.shape) * leaf.rank if isinstance(leaf, LowRank) else 0
+def _cost(leaves: list[Any], blocks: int) -> int:
+    """Multiplications for the products of factors."""
+    places = [x.place if isinstance(x, NormalForm) else x for x in leaves]
+    return sum(blocks * math.prod(x.shape) * x.rank for x in places if isinstance(x, LowRank))
+
+
+def _of_blocks(leaf: Any, first: int, stop: int) -> Any:
+    """Some blocks of a leaf's factors; of other leaves, the others' weights are 0."""
+    if isinstance(leaf, LowRank | NormalForm):
+        return jax.tree.map(lambda x: x[first:stop], leaf)
+    return leaf

@@ -157,6 +157,11 @@ class Replica:
         message = self._encode(self._grads, jnp.asarray(worker, jnp.int32))
         return self.decoding.arrays(message)
 
+    def begin(self, weights: np.ndarray, worker: int) -> Begun:
+        """Begin to decode at this worker: what it need not fetch comes first."""
+        block = self.code.block
+        return self.decoding.begin(weights, 0 if block is None else int(block[worker]))
+
     def stage(
         self,
         token: tuple[int, int],
@@ -192,7 +197,7 @@ class Replica:
         return self.decoding.recover(messages, weights)
 
     def _keep(
-        self, token: tuple[int, int], started: float, gradient: list[Any]
+        self, token: tuple[int, int], started: float, gradient: list[list[Any]]
     ) -> tuple[float, float]:
         self._discard()
         decoded = time.perf_counter()
@@ -283,8 +288,9 @@ class Replica:
 
     @functools.cached_property
     def _apply(self) -> Callable[..., Any]:
-        def apply(state: State, gradient: list[Any]) -> tuple[State, Any]:
-            leaves = jax.tree.unflatten(jax.tree.structure(self._like), gradient)
+        def apply(state: State, gradient: list[list[Any]]) -> tuple[State, Any]:
+            sums = [functools.reduce(jnp.add, terms) for terms in gradient]
+            leaves = jax.tree.unflatten(jax.tree.structure(self._like), sums)
             grads = to_dense(leaves, state.params)
             # Some of Optax's rules raise an integer to a float, which strict promotion refuses.
             with jax.numpy_dtype_promotion("standard"):
@@ -295,7 +301,7 @@ class Replica:
             # What passes unchanged must not share memory with the old state, which is written over.
             kept = {id(x) for x in jax.tree.leaves(state)}
             new = jax.tree.map(lambda x: x.copy() if id(x) in kept else x, new)
-            return new, _finite(params)
+            return new, _finite(jax.lax.optimization_barrier(params))
 
         return writing_over(apply)
 
@@ -317,8 +323,9 @@ def num_rows(batch: Any, block: int, step: int) -> int:
 
 
 def _finite(tree: Any) -> Any:
-    flags = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if _is_float(x)]
-    return jnp.all(jnp.stack(flags)) if flags else jnp.ones((), bool)
+    """Whether all numbers are: 0 x is 0 if x is and else NaN, and XLA adds quicker than it asks."""
+    sums = [jnp.sum(x * 0) for x in jax.tree.leaves(tree) if _is_float(x)]
+    return jnp.all(jnp.isfinite(jnp.stack(sums))) if sums else jnp.ones((), bool)
 
 
 def _is_float(leaf: Any) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jaxcode.cluster.plans import Plan
@@ -21,7 +21,7 @@ PART_BYTES = 96_000
 # What is longer than so many parts travels in few and large ones, through the object store.
 MOST_PARTS, LARGE_PARTS = 256, 64
 # Parts of one message that a worker has asked for at once; others have to wait for theirs too.
-WINDOW = 8
+WINDOW = 4
 # Steps whose messages are kept for those who catch up, and bytes of them, the newest step aside.
 KEPT_STEPS, KEPT_BYTES = 8, 256_000_000
 
@@ -192,30 +192,35 @@ class Puller:
     def fetch(
         self,
         plan: Plan,
-        ends: Sequence[int] = (),
+        early: Sequence[tuple[Collection[int], int]] = (),
         ready: Callable[[dict[int, memoryview]], None] | None = None,
     ) -> tuple[dict[int, memoryview], dict[int, str]]:
         """The numbers of every message of the plan, and why those are missing that are.
 
         Args:
             plan: whose messages.
-            ends: bytes of every message, from its beginning, of which each is worth to be told.
-            ready: called at each of these with the messages, if all have the right length; nothing
-                beyond it is there for sure, and whether they are right is known only at the end.
+            early: what is worth to be told: that of these senders' messages so many bytes are here.
+            ready: called at each of these in turn with their messages, if all have the right
+                length; nothing beyond is there for sure, and whether they are right is known only
+                at the end. After what cannot be had it is not called again.
         """
         wanted = [i for i in plan.headers if self.store.get(plan.step, i) is None]
         asked = {sender: self._request(plan, sender) for sender in wanted}
         failed: dict[int, str] = {}
-        for end in [*ends, None]:
-            for sender in [i for i in wanted if i not in failed]:
+        for senders, end in [*early, (plan.headers, None)]:
+            for sender in [i for i in wanted if i in senders and i not in failed]:
                 try:
                     self._collect(plan, sender, asked[sender], end)
                 except Rejected as error:
                     failed[sender] = error.reason
-            if ready is not None and end is not None and not failed:
-                found = self._so_far(plan, {i: asked[i].held for i in wanted})
+            if failed:
+                ready = None
+            if ready is not None and end is not None:
+                found = self._so_far(plan, {i: asked[i].held for i in wanted}, senders)
                 if all(len(numbers) == self.layout.nbytes for numbers in found.values()):
                     ready(found)
+                else:
+                    ready = None
         inbox = Inbox(plan.headers, self.layout)
         for sender in [i for i in plan.headers if i not in failed]:
             try:
@@ -225,11 +230,15 @@ class Puller:
                 failed[sender] = error.reason
         return {i: x for i, x in inbox.accepted.items() if i not in failed}, failed
 
-    def _so_far(self, plan: Plan, arriving: dict[int, _Held]) -> dict[int, memoryview]:
-        """The numbers of messages that are here, or on their way."""
+    def _so_far(
+        self, plan: Plan, arriving: dict[int, _Held], senders: Collection[int]
+    ) -> dict[int, memoryview]:
+        """The numbers of these senders' messages that are here, or on their way."""
         found = {i: self.store.get(plan.step, i) for i in plan.headers if i not in arriving}
         found |= {i: memoryview(held.data) for i, held in arriving.items()}
-        return {i: data[HEADER_BYTES:] for i, data in found.items() if data is not None}
+        return {
+            i: data[HEADER_BYTES:] for i, data in found.items() if i in senders and data is not None
+        }
 
     def _request(self, plan: Plan, sender: int) -> _Requested:
         """Ask for the first parts of a message that is not here."""
