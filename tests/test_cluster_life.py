@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import signal
 import subprocess
@@ -37,7 +38,7 @@ from ray_tests import (  # noqa: E402
 )
 
 from jaxcode.cluster import Cluster, WorkerError, fail_at  # noqa: E402
-from jaxcode.cluster.members import Members  # noqa: E402
+from jaxcode.cluster.members import Members, variables  # noqa: E402
 from jaxcode.cluster.wire import HEADER_BYTES  # noqa: E402
 from jaxcode.codes import cyclic_repetition, fractional_repetition, uncoded  # noqa: E402
 
@@ -191,6 +192,24 @@ def test_too_little_room_is_told_at_once(monkeypatch, caplog):
         "4 workers need 4 GPUs, and there are 0: waiting up to 300 s for more",
         "4 workers need 12 CPUs, and there are 8: waiting up to 300 s for more",
     ]
+
+
+COUNT_THREADS = """
+import jax.numpy as jnp, pathlib
+jnp.ones(3).block_until_ready()
+names = [x.read_text().strip() for x in pathlib.Path("/proc/self/task").glob("*/comm")]
+print(jnp.ones(1).devices(), names.count("tf_XLAEigen"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("num_cpus", "threads"), [(0, 1), (1, 1), (2.5, 3), (4, 4)])
+def test_a_worker_has_as_many_threads_as_cpus(monkeypatch, num_cpus, threads):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    environment = {**os.environ, **variables(num_cpus)}
+    command = [sys.executable, "-c", COUNT_THREADS]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["{CpuDevice(id=0)}", str(threads)]
 
 
 @pytest.mark.skipif(LOOPBACK_ONLY, reason="Ray may be running here")

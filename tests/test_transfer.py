@@ -136,6 +136,8 @@ def test_a_store_keeps_whole_messages(small_parts):
     assert bytes(store.get(3, 1)) == data
     assert store.get(3, 2) is None
     assert store.get(4, 1) is None
+    store.put(3, 2, data[:HEADER_BYTES], b"", memoryview(data)[HEADER_BYTES:])
+    assert bytes(store.get(3, 2)) == data
     parts = [store.part(3, 1, i, 0.0) for i in range(5)]
     assert b"".join(parts) == data
     assert store.part(3, 1, 5, 0.0) is None

@@ -119,7 +119,7 @@ class WorkerProcess:
             numbers = bytes([numbers[0] ^ 0x40]) + numbers[1:]
         if "cut" in faults:
             numbers = numbers[: len(numbers) // 2]
-        self._store.put(step, self._worker, head.pack() + numbers)
+        self._store.put(step, self._worker, head.pack(), numbers)
         if "vanish" in faults:
             self._silent.set()
             threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -225,12 +225,11 @@ class WorkerProcess:
             return
         for sender, head in plan.headers.items():
             if code.block[sender] == code.block[self._worker] and sender != self._worker:
-                if Header.unpack(own).crc == head.crc:  # with one fragment, most often
-                    numbers = bytes(own[HEADER_BYTES:])
-                else:
+                numbers: bytes | memoryview = own[HEADER_BYTES:]
+                if Header.unpack(own).crc != head.crc:  # with several fragments, as a rule
                     numbers = replica.message_of(sender)
                 if zlib.crc32(numbers) == head.crc:
-                    self._store.put(plan.step, sender, head.pack() + numbers)
+                    self._store.put(plan.step, sender, head.pack(), numbers)
 
     def _commit(self, token: Token) -> None:
         with self._lock:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 import os
 import time
 from typing import Any, Literal
@@ -114,8 +115,8 @@ class Members:
         actor: Any = ray.remote(concurrency_groups={"serve": SERVING})  # type: ignore[call-overload]
         options = dict(self._options)
         environment = dict(options.pop("runtime_env", None) or {})
-        variables = {"XLA_FLAGS": _xla_flags(options["num_cpus"])}
-        environment["env_vars"] = {**variables, **environment.get("env_vars", {})}
+        own = variables(options["num_cpus"])
+        environment["env_vars"] = {**own, **environment.get("env_vars", {})}
         member.handle = (
             actor(WorkerProcess)
             .options(max_restarts=0, max_task_retries=0, runtime_env=environment, **options)
@@ -189,15 +190,14 @@ def _settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name) for name in names}
 
 
-def _xla_flags(num_cpus: Any) -> str:
-    """One thread for one CPU: as many threads as the host has cores would get in each other's way.
+def variables(num_cpus: float | int) -> dict[str, str]:
+    """As many threads of XLA as CPUs, and not as the host has: others run there too.
 
     And replicas compute alike to the last bit only with threads alike.
     """
-    flags = os.environ.get("XLA_FLAGS", "")
-    flags = " ".join(x for x in flags.split() if "host_platform_device_count" not in x)
-    single = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-    return f"{flags} {single}".strip() if num_cpus <= 1 else flags
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    own = " ".join(x for x in flags if "host_platform_device_count" not in x)
+    return {"XLA_FLAGS": own, "PJRT_NPROC": str(max(1, math.ceil(num_cpus)))}
 
 
 def lacking(number: int, options: dict[str, Any]) -> list[str]:

@@ -55,11 +55,13 @@ class Store:
         self._changed = threading.Condition()
         self._steps: OrderedDict[int, dict[int, _Held]] = OrderedDict()
 
-    def put(self, step: int, sender: int, data: bytes | bytearray) -> None:
-        """Keep a whole message."""
+    def put(self, step: int, sender: int, *pieces: bytes | memoryview) -> None:
+        """Keep a copy of a whole message, which may be given in pieces."""
         with self._changed:
-            held = self._message(step, sender, len(data))
-            held.data[:] = data
+            held, start = self._message(step, sender, sum(map(len, pieces))), 0
+            for piece in pieces:
+                held.data[start : start + len(piece)] = piece
+                start += len(piece)
             held.there = set(range(len(held.spans)))
             self._changed.notify_all()
 

@@ -161,7 +161,7 @@ class Layout(NamedTuple):
 
     def join(self, arrays: Sequence[np.ndarray]) -> bytes:
         """The arrays' numbers, one after the other."""
-        return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+        return b"".join(np.ravel(array).view(np.uint8).data for array in arrays)
 
     def split(self, numbers: bytes | bytearray | memoryview) -> list[np.ndarray]:
         """Arrays that read from these numbers, without a copy."""
