@@ -37,7 +37,7 @@ class Network:
 
     def __init__(self, number):
         self.stores = [Store() for _ in range(number)]
-        self.dead, self.sent, self.asked = set(), [0] * number, []
+        self.dead, self.sent, self.asked, self.in_vain = set(), [0] * number, [], 0
         self.pool = ThreadPoolExecutor(500)  # a part that is waited for holds a thread
 
     def ask(self, handle, step, sender, part):
@@ -49,6 +49,7 @@ class Network:
             raise ConnectionError("it is gone")
         data = self.stores[handle].part(step, sender, part, 1.0)
         self.sent[handle] += len(data or b"")
+        self.in_vain += data is None
         return data
 
     def take(self, reference, timeout):
@@ -58,10 +59,14 @@ class Network:
         store = self.stores[me] if me >= 0 else Store()
         return Puller(me, store, layout, self.ask, self.take, 5.0)
 
-    def fetch(self, plan, layout, workers):
+    def fetch(self, plan, layout, workers, early=lambda worker: ()):
         """All at once, as they would."""
         pullers = [self.puller(i, layout) for i in workers]
-        found = list(self.pool.map(lambda puller: puller.fetch(plan), pullers))
+
+        def fetched(puller):
+            return puller.fetch(plan, early(puller.me), lambda found: None)
+
+        found = list(self.pool.map(fetched, pullers))
         return {i: (*x, p.bytes_in) for i, x, p in zip(workers, found, pullers, strict=True)}
 
 
@@ -79,14 +84,14 @@ def plan_of(heads, holders, pullers, number, step=3):
     return Plan(step, 1, np.zeros((1, number)), heads, holders, pullers, handles)
 
 
-def two_makers(count, number=4):
+def two_makers(count, number=4, makers=2):
     """Workers 0 and 1 each made a message that everybody else, the other maker too, fetches."""
     network, heads = Network(number), {}
-    for sender in (0, 1):
+    for sender in range(makers):
         layout, heads[sender], data = message(sender, count)
         network.stores[sender].put(3, sender, data)
-    pullers = {s: [i for i in range(number) if i != s] for s in (0, 1)}
-    return network, layout, plan_of(heads, {0: [0], 1: [1]}, pullers, number)
+    pullers = {s: [i for i in range(number) if i != s] for s in heads}
+    return network, layout, plan_of(heads, {s: [s] for s in heads}, pullers, number)
 
 
 # ------------------------------------------------------------------ parts
@@ -243,6 +248,17 @@ def test_each_byte_leaves_its_maker_once(small_parts):
         alone.puller(me, layout).fetch(holders_only)
     assert alone.sent[0] + alone.sent[1] == 4 * length
     assert alone.sent[2] == alone.sent[3] == 0
+
+
+def test_nobody_waits_for_who_waits_for_him(small_parts):
+    """Everybody hands on messages to all others, and is told of one half before the other."""
+    network, layout, plan = two_makers(2000, number=4, makers=4)
+    halves = [({0, 1}, 4000), ({2, 3}, 4000)]
+    found = network.fetch(plan, layout, range(4), lambda me: halves if me < 2 else halves[::-1])
+    assert len(list(spans(8000))) > 3 * transfer.WINDOW
+    assert not any(failed for _, failed, _ in found.values())
+    assert network.in_vain == 0
+    assert sum(network.sent) == 12 * (8000 + HEADER_BYTES)
 
 
 def test_who_should_hand_on_and_never_comes_is_done_without(small_parts):

@@ -173,6 +173,10 @@ class _Requested(NamedTuple):
     held: _Held
     asked: list[_Asked]
 
+    def lacks(self, end: int) -> bool:
+        """Whether something is still to come of so many bytes of the numbers."""
+        return bool(self.asked) and (self.held.spans[self.asked[0].part][0] < end + HEADER_BYTES)
+
 
 class Puller:
     """Fetches the messages of a plan that are not here.
@@ -195,7 +199,7 @@ class Puller:
         self,
         plan: Plan,
         early: Sequence[tuple[Collection[int], int]] = (),
-        ready: Callable[[dict[int, memoryview]], None] | None = None,
+        ready: Callable[[dict[int, memoryview]], None] = lambda messages: None,
     ) -> tuple[dict[int, memoryview], dict[int, str]]:
         """The numbers of every message of the plan, and why those are missing that are.
 
@@ -209,20 +213,24 @@ class Puller:
         wanted = [i for i in plan.headers if self.store.get(plan.step, i) is None]
         asked = {sender: self._request(plan, sender) for sender in wanted}
         failed: dict[int, str] = {}
-        for senders, end in [*early, (plan.headers, None)]:
-            for sender in [i for i in wanted if i in senders and i not in failed]:
+        left, going = list(early), wanted
+        while going or left:
+            while left and not any(asked[i].lacks(left[0][1]) for i in left[0][0] if i in asked):
+                found = self._so_far(plan, {i: asked[i].held for i in wanted}, left[0][0])
+                if any(len(numbers) != self.layout.nbytes for numbers in found.values()):
+                    left = []
+                else:
+                    ready(found)
+                    del left[0]
+            # One part of each message in turn, at all workers alike: nobody who hands on a part
+            # waits, for one before it, for who waits for him.
+            for sender in going:
                 try:
-                    self._collect(plan, sender, asked[sender], end)
+                    self._collect(plan, sender, asked[sender])
                 except Rejected as error:
                     failed[sender] = error.reason
-            if failed:
-                ready = None
-            if ready is not None and end is not None:
-                found = self._so_far(plan, {i: asked[i].held for i in wanted}, senders)
-                if all(len(numbers) == self.layout.nbytes for numbers in found.values()):
-                    ready(found)
-                else:
-                    ready = None
+                    left = []
+            going = [i for i in going if i not in failed and asked[i].asked]
         inbox = Inbox(plan.headers, self.layout)
         for sender in [i for i in plan.headers if i not in failed]:
             try:
@@ -259,20 +267,21 @@ class Puller:
             handle = plan.handles[item.sources[0]]
             item.reference = self._ask(handle, plan.step, sender, item.part)
 
-    def _collect(self, plan: Plan, sender: int, requested: _Requested, end: int | None) -> None:
-        """Take the parts that are not here, up to so many bytes of the numbers."""
-        held, asked = requested.held, requested.asked
-        while asked and (end is None or held.spans[asked[0].part][0] < end + HEADER_BYTES):
-            item = asked[0]
-            while (data := self._answer(item)) is None:
-                if not item.sources:
-                    raise Rejected("lost", f"part {item.part} of worker {sender}'s message")
-                self._do_without(item.sources[0], plan, sender, asked)
-            self.bytes_in += len(data)
-            self.store.arrived(held, item.part, data)
-            for following in asked[WINDOW : WINDOW + 1]:
-                self._begin(plan, sender, following)
-            del asked[0]
+    def _collect(self, plan: Plan, sender: int, requested: _Requested) -> None:
+        """Take the next part that is not here."""
+        held, asked = requested
+        if not asked:
+            return
+        item = asked[0]
+        while (data := self._answer(item)) is None:
+            if not item.sources:
+                raise Rejected("lost", f"part {item.part} of worker {sender}'s message")
+            self._do_without(item.sources[0], plan, sender, asked)
+        self.bytes_in += len(data)
+        self.store.arrived(held, item.part, data)
+        for following in asked[WINDOW : WINDOW + 1]:
+            self._begin(plan, sender, following)
+        del asked[0]
 
     def _do_without(self, lost: int, plan: Plan, sender: int, asked: list[_Asked]) -> None:
         """Ask a source for nothing more; what it was asked for, the next one is."""
