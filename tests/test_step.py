@@ -45,3 +45,18 @@ def test_who_is_given_a_share_to_fetch(doing, takes_part):
     assert (1 in plan.there) == takes_part
     assert 1 not in plan.headers  # its message is not there
     assert set(plan.headers) == set(np.flatnonzero(plan.weights.any(axis=0)))
+
+
+@pytest.mark.parametrize(
+    ("doing", "cure"),
+    [
+        ({}, r"worker 0 \(not finite\).*: all answered, so look at what they send"),
+        ({1: ("computing", STEP)}, r"worker 1 \(comp.*: allow a longer deadline"),
+    ],
+)
+def test_what_is_advised_where_a_step_cannot_be_decoded(doing, cure):
+    step = step_with(doing)
+    step.members.failure = ""
+    step.rejected = dict.fromkeys(step.reports, "not finite")
+    with pytest.raises(TimeoutError, match=cure):
+        step._give_up(step._usable())

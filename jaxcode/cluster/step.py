@@ -381,10 +381,13 @@ class Step:
                 f"{self.code.num_workers} workers; without {', '.join(names)}. The last failure: "
                 f"{self.members.failure}"
             )
+        cure = 'allow a longer deadline, more stragglers, or on_undecodable="approximate"'
+        if not absent:
+            cure = "all answered, so look at what they send; NaN in all of them is the loss's own"
         raise TimeoutError(
             f"step {self.number} needs answers that decode within {self._seconds:g} s; got "
             f"{int(heard.sum())} of {self.code.num_workers}, and waited for {', '.join(names)}: "
-            'allow a longer deadline, more stragglers, or on_undecodable="approximate"'
+            f"{cure}"
         )
 
     def finish(self) -> None:
