@@ -58,11 +58,11 @@ CASES = {
 }
 
 
-def measure(name, hidden, steps, topology):
+def measure(name, hidden, steps, topology, all_answer):
     make_code, method, stalled = CASES[name]
     code = make_code()
     params, loss, data = make(hidden, code.num_partitions)
-    faults = [fail_at(WORKERS - 1, 2, "stall", seconds=3600)] if stalled else []
+    faults = [fail_at(WORKERS - 1, 2, "stall", seconds=3600)] if stalled and not all_answer else []
     with Cluster(
         code, loss, data, params=params, optimizer=optax.sgd(0.05), method=method,
         topology=topology, faults=faults, deadline=120,
@@ -82,6 +82,7 @@ def main():
     options.add_argument("--hidden", type=int, default=1024)
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--topology", default="peers")
+    options.add_argument("--all-answer", action="store_true", help="nobody is stalled")
     options.add_argument("--cases", nargs="+", default=list(CASES))
     options.add_argument("address")
     args = options.parse_args()
@@ -89,7 +90,7 @@ def main():
     print(f"{'':20} {'ms/step':>8} {'MB fetched':>10}   median milliseconds in each part")
     began = time.monotonic()
     for name in args.cases:
-        measure(name, args.hidden, args.steps, args.topology)
+        measure(name, args.hidden, args.steps, args.topology, args.all_answer)
     print(f"({time.monotonic() - began:.0f} s)")
 
 

@@ -133,6 +133,7 @@ def test_a_notebook_gets_one_that_changes(monkeypatch):
         return Handle()
 
     monkeypatch.setattr(rich.console, "Console", functools.partial(CONSOLE, force_jupyter=True))
+    monkeypatch.setattr(rich, "_console", None)  # the one that Rich keeps, back again afterwards
     monkeypatch.setattr(display, "display", show)
     cluster = Steps(fails_at=3)
     with pytest.raises(TimeoutError, match="too few"):
