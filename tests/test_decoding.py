@@ -111,11 +111,13 @@ def test_a_stage_needs_some_beginnings_only(code, form):
 
 
 @pytest.mark.parametrize("spoiled", range(4))
+@pytest.mark.parametrize("form", [lambda x: x, normal_form], ids=["factors", "normal form"])
+@pytest.mark.parametrize("code", [PAIRS, FRAGMENTS], ids=str)
 @pytest.mark.usefixtures("any_product_is_worth_it")
-def test_a_stage_needs_all_of_that(spoiled):
+def test_a_stage_needs_all_of_that(code, form, spoiled):
     """The control: what had not arrived when a stage was decoded shows."""
-    decoder, numbers, expected = setting(PAIRS)
-    weights = PAIRS.decoding_weights(np.ones(4, bool))
+    decoder, numbers, expected = setting(code, form)
+    weights = code.decoding_weights(np.ones(code.num_workers, bool))
     begun = decoder.begin(weights)
     for number, stage in enumerate(begun.early):
         short = stage._replace(end=stage.end - 8 * (number == spoiled))
@@ -137,6 +139,24 @@ def test_all_replicas_come_to_the_same_sum(code):
         sums.add(b"".join(np.asarray(x).tobytes() for x in leaves))
     assert len(first) == 2
     assert len(sums) == 1
+
+
+@pytest.mark.parametrize("code", [PAIRS, FRAGMENTS], ids=str)
+@pytest.mark.usefixtures("any_product_is_worth_it")
+def test_what_is_not_in_factors_is_counted_once(code):
+    """With one leaf in factors all leaves are one part, and both halves of it decode them all."""
+    grads = [{"b": grad["b"], "c": grad["c"]} for grad in gradients(code)]
+    blocks = code.block.tolist()
+    messages = [encode(on_device(grads[block]), code, i) for i, block in enumerate(blocks)]
+    like = {name: jax.ShapeDtypeStruct(PARAMS[name], np.float32) for name in "bc"}
+    decoder = Decoding(code, messages[0], like)
+    numbers = {i: decoder.layout.join(decoder.arrays(x)) for i, x in enumerate(messages)}
+    begun = decoder.begin(code.decoding_weights(np.ones(code.num_workers, bool)))
+    (half,) = begun.early
+    assert half.end == decoder.layout.nbytes
+    begun.take(so_far(numbers, half))
+    expected = [sum(dense(grad[name]) for grad in grads) for name in "bc"]
+    assert close(begun.finish(numbers), expected)
 
 
 @pytest.mark.usefixtures("any_product_is_worth_it")

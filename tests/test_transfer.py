@@ -84,8 +84,8 @@ def plan_of(heads, holders, pullers, number, step=3):
     return Plan(step, 1, np.zeros((1, number)), heads, holders, pullers, handles)
 
 
-def two_makers(count, number=4, makers=2):
-    """Workers 0 and 1 each made a message that everybody else, the other maker too, fetches."""
+def some_makers(count, number=4, makers=2):
+    """The first workers each made a message that everybody else, other makers too, fetches."""
     network, heads = Network(number), {}
     for sender in range(makers):
         layout, heads[sender], data = message(sender, count)
@@ -223,7 +223,7 @@ def test_old_steps_are_forgotten(monkeypatch):
 def test_everybody_gets_what_was_sent(count):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "PART_BYTES", 100)
-        network, layout, plan = two_makers(count)
+        network, layout, plan = some_makers(count)
         found = network.fetch(plan, layout, range(4))
     for worker, (numbers, failed, taken) in found.items():
         assert not failed
@@ -236,13 +236,13 @@ def test_everybody_gets_what_was_sent(count):
 
 def test_each_byte_leaves_its_maker_once(small_parts):
     """Or a little more, where who was to hand on a part had not yet got it; not three times."""
-    network, layout, plan = two_makers(2000)
+    network, layout, plan = some_makers(2000)
     network.fetch(plan, layout, range(4))
     length = plan.headers[0].length + HEADER_BYTES
     handed_on = sum(network.sent) - 6 * length
     assert handed_on == 0  # in all, each message reaches three
     assert max(network.sent) < 2.5 * length
-    alone, _, _ = two_makers(2000)
+    alone, _, _ = some_makers(2000)
     holders_only = plan._replace(pullers={0: [], 1: []})  # as for who catches up: the control
     for me in (2, 3):
         alone.puller(me, layout).fetch(holders_only)
@@ -252,7 +252,7 @@ def test_each_byte_leaves_its_maker_once(small_parts):
 
 def test_nobody_waits_for_who_waits_for_him(small_parts):
     """Everybody hands on messages to all others, and is told of one half before the other."""
-    network, layout, plan = two_makers(2000, number=4, makers=4)
+    network, layout, plan = some_makers(2000, number=4, makers=4)
     halves = [({0, 1}, 4000), ({2, 3}, 4000)]
     found = network.fetch(plan, layout, range(4), lambda me: halves if me < 2 else halves[::-1])
     assert len(list(spans(8000))) > 3 * transfer.WINDOW
@@ -304,7 +304,7 @@ def test_a_lost_holder_is_replaced_by_another(small_parts):
 
 
 def test_what_one_lost_source_does_to_the_others(small_parts):
-    network, layout, plan = two_makers(500)
+    network, layout, plan = some_makers(500)
     network.dead = {1}
     numbers, failed, _ = network.fetch(plan, layout, (2,))[2]
     assert failed == {1: "lost"}
@@ -314,7 +314,7 @@ def test_what_one_lost_source_does_to_the_others(small_parts):
 
 @pytest.mark.parametrize("handles", [{}, {2: 2}])
 def test_nobody_to_ask(handles):
-    network, layout, plan = two_makers(10)
+    network, layout, plan = some_makers(10)
     numbers, failed, _ = network.fetch(plan._replace(handles=handles), layout, (2,))[2]
     assert (numbers, failed) == ({}, {0: "lost", 1: "lost"})
 
@@ -378,7 +378,7 @@ def test_numbers_that_are_not_finite(bad):
 
 
 def test_a_master_fetches_for_itself():
-    network, layout, plan = two_makers(300)
+    network, layout, plan = some_makers(300)
     puller = network.puller(-1, layout)
     everyone = plan._replace(pullers={0: [-1], 1: [-1]})
     numbers, failed = puller.fetch(everyone)
@@ -388,7 +388,7 @@ def test_a_master_fetches_for_itself():
 
 
 def test_nothing_is_asked_for_twice(small_parts):
-    network, layout, plan = two_makers(300)
+    network, layout, plan = some_makers(300)
     network.fetch(plan, layout, (2,))
     before = len(network.asked)
     _, failed, taken = network.fetch(plan, layout, (2,))[2]
@@ -403,7 +403,7 @@ def test_nothing_is_asked_for_twice(small_parts):
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("count", [1, 30, 200])
 def test_what_has_arrived_is_told(count):
-    network, layout, plan = two_makers(count)
+    network, layout, plan = some_makers(count)
     whole = {i: bytes(network.stores[i].get(3, i)[HEADER_BYTES:]) for i in (0, 1)}
     ends = sorted({4, count, 2 * count, 4 * count - 4} - {0})
     early = [(senders, end) for end in ends for senders in ({0}, {0, 1}, {1, 2})]
@@ -422,7 +422,7 @@ def test_what_has_arrived_is_told(count):
 
 @pytest.mark.usefixtures("small_parts")
 def test_what_is_here_is_told_before_anything_is_waited_for():
-    network, layout, plan = two_makers(200)
+    network, layout, plan = some_makers(200)
     plan = plan._replace(pullers={0: [], 1: [0]})
     network.dead.add(1)
     told = []
@@ -434,7 +434,7 @@ def test_what_is_here_is_told_before_anything_is_waited_for():
 
 @pytest.mark.usefixtures("small_parts")
 def test_nothing_is_told_of_a_message_that_is_lost():
-    network, layout, plan = two_makers(200)
+    network, layout, plan = some_makers(200)
     plan = plan._replace(pullers={0: [2], 1: [2]})
     network.dead.add(1)
     told = []
@@ -446,7 +446,7 @@ def test_nothing_is_told_of_a_message_that_is_lost():
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("me", [0, 2])  # who made it, and who fetches it
 def test_a_message_of_another_length_is_not_told_but_rejected(me):
-    network, _, plan = two_makers(200)
+    network, _, plan = some_makers(200)
     layout, head, data = message(0, 100)
     network.stores[0].put(3, 0, data)
     plan.headers[0] = head

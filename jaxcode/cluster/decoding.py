@@ -93,7 +93,7 @@ class Decoding:
             lambda found: combine(found, [x for like in self._likes for x in like])
         )
         self._stages = self._all_stages(leaves)
-        self._decode = {stage.name: writing_over(self._decoded(stage)) for stage in self._stages}
+        self._decode = {stage.name: writing_over(self._decoder(stage)) for stage in self._stages}
         # Written over: fresh memory for every step would cost as much time as the numbers in it.
         self._old: dict[tuple[int, tuple[int, int]], Any] = {}
 
@@ -108,32 +108,32 @@ class Decoding:
             Stage(
                 part,
                 blocks,
-                frozenset(self._senders(blocks)),
-                Layout(self.layout.shapes[:stop], self.layout.dtypes[:stop]).nbytes,
+                self._senders(*blocks),
+                self.layout.first(stop).nbytes,
             )
             for part, (_, stop) in enumerate(self._spans)
             for blocks in (halves if part == 0 else [(0, k)])
         ]
 
-    def _senders(self, blocks: tuple[int, int]) -> list[int]:
+    def _senders(self, first: int, stop: int) -> frozenset[int]:
         block = self._code.block
         if block is None:
-            return list(range(self._code.num_workers))
-        return np.flatnonzero((blocks[0] <= block) & (block < blocks[1])).tolist()
+            return frozenset(range(self._code.num_workers))
+        return frozenset(np.flatnonzero((first <= block) & (block < stop)).tolist())
 
-    def _decoded(self, stage: Stage) -> Callable[[Any, Any], Any]:
+    def _decoder(self, stage: Stage) -> Callable[[Any, Any], Any]:
         """What decodes a stage, from stacked messages and weights."""
         code, like, (first, stop) = self._code, self._likes[stage.part], stage.blocks
         if stop - first == code.num_partitions:
             return lambda stacked, weights: decode(stacked, code, weights, like=like)
         counts = np.isin(np.arange(code.num_workers), list(stage.senders))
 
-        def decoded(stacked: Any, weights: Any) -> Any:
+        def some(stacked: Any, weights: Any) -> Any:
             own = jnp.where(counts, weights, 0)
             found = decode(stacked, code, own, like=like, combined=False)
             return combine([_of_blocks(x, first, stop) for x in found], like)
 
-        return decoded
+        return some
 
     def _in_order(self, leaves: list[Any]) -> list[Any]:
         return jax.tree.leaves([leaves[i] for i in self._order])
@@ -166,7 +166,7 @@ class Decoding:
 
     def _fill(self, messages: dict[int, Any], first: int, stop: int) -> None:
         """Copy some arrays of messages to where they are decoded from."""
-        layout = Layout(self.layout.shapes[:stop], self.layout.dtypes[:stop])
+        layout = self.layout.first(stop)
         for worker, numbers in messages.items():
             arrays = layout.split(numbers)
             for place in range(first, stop):

@@ -301,7 +301,7 @@ class Replica:
             # What passes unchanged must not share memory with the old state, which is written over.
             kept = {id(x) for x in jax.tree.leaves(state)}
             new = jax.tree.map(lambda x: x.copy() if id(x) in kept else x, new)
-            return new, _finite(jax.lax.optimization_barrier(params))
+            return new, _finite(params)
 
         return writing_over(apply)
 
@@ -324,6 +324,7 @@ def num_rows(batch: Any, block: int, step: int) -> int:
 
 def _finite(tree: Any) -> Any:
     """Whether all numbers are: 0 x is 0 if x is and else NaN, and XLA adds quicker than it asks."""
+    tree = jax.lax.optimization_barrier(tree)  # else XLA makes the numbers anew, to look at them
     sums = [jnp.sum(x * 0) for x in jax.tree.leaves(tree) if _is_float(x)]
     return jnp.all(jnp.isfinite(jnp.stack(sums))) if sums else jnp.ones((), bool)
 

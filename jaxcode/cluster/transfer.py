@@ -213,15 +213,12 @@ class Puller:
         wanted = [i for i in plan.headers if self.store.get(plan.step, i) is None]
         asked = {sender: self._request(plan, sender) for sender in wanted}
         failed: dict[int, str] = {}
-        left, going = list(early), wanted
-        while going or left:
-            while left and not any(asked[i].lacks(left[0][1]) for i in left[0][0] if i in asked):
-                found = self._so_far(plan, {i: asked[i].held for i in wanted}, left[0][0])
-                if any(len(numbers) != self.layout.nbytes for numbers in found.values()):
-                    left = []
-                else:
-                    ready(found)
-                    del left[0]
+        left = list(early)
+        while True:
+            self._tell(plan, asked, left, ready)
+            going = [i for i in wanted if i not in failed and asked[i].asked]
+            if not going:
+                break
             # One part of each message in turn, at all workers alike: nobody who hands on a part
             # waits, for one before it, for who waits for him.
             for sender in going:
@@ -229,8 +226,7 @@ class Puller:
                     self._collect(plan, sender, asked[sender])
                 except Rejected as error:
                     failed[sender] = error.reason
-                    left = []
-            going = [i for i in going if i not in failed and asked[i].asked]
+                    left.clear()
         inbox = Inbox(plan.headers, self.layout)
         for sender in [i for i in plan.headers if i not in failed]:
             try:
@@ -240,15 +236,26 @@ class Puller:
                 failed[sender] = error.reason
         return {i: x for i, x in inbox.accepted.items() if i not in failed}, failed
 
-    def _so_far(
-        self, plan: Plan, arriving: dict[int, _Held], senders: Collection[int]
-    ) -> dict[int, memoryview]:
-        """The numbers of these senders' messages that are here, or on their way."""
-        found = {i: self.store.get(plan.step, i) for i in plan.headers if i not in arriving}
-        found |= {i: memoryview(held.data) for i, held in arriving.items()}
-        return {
-            i: data[HEADER_BYTES:] for i, data in found.items() if i in senders and data is not None
-        }
+    def _tell(
+        self,
+        plan: Plan,
+        asked: dict[int, _Requested],
+        left: list[tuple[Collection[int], int]],
+        ready: Callable[[dict[int, memoryview]], None],
+    ) -> None:
+        """Tell, and take from the list, what by now is here; nothing more after a wrong length."""
+        while left and not any(asked[i].lacks(left[0][1]) for i in left[0][0] if i in asked):
+            senders, _ = left.pop(0)
+            found = {i: self._so_far(plan, i, asked) for i in plan.headers if i in senders}
+            if any(len(numbers) != self.layout.nbytes for numbers in found.values()):
+                left.clear()
+            else:
+                ready(found)
+
+    def _so_far(self, plan: Plan, sender: int, asked: dict[int, _Requested]) -> memoryview:
+        """The numbers of a message that is here, or on its way."""
+        data = asked[sender].held.data if sender in asked else self.store.get(plan.step, sender)
+        return memoryview(data or b"")[HEADER_BYTES:]
 
     def _request(self, plan: Plan, sender: int) -> _Requested:
         """Ask for the first parts of a message that is not here."""
@@ -270,8 +277,6 @@ class Puller:
     def _collect(self, plan: Plan, sender: int, requested: _Requested) -> None:
         """Take the next part that is not here."""
         held, asked = requested
-        if not asked:
-            return
         item = asked[0]
         while (data := self._answer(item)) is None:
             if not item.sources:

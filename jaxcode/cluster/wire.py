@@ -159,6 +159,10 @@ class Layout(NamedTuple):
         floating = [x for x in self.types if _is_floating(x)]
         return max(floating or self.types or (np.dtype("uint8"),), key=lambda x: x.itemsize).name
 
+    def first(self, count: int) -> "Layout":
+        """The layout of the first so many arrays."""
+        return Layout(self.shapes[:count], self.dtypes[:count])
+
     def join(self, arrays: Sequence[np.ndarray]) -> bytes:
         """The arrays' numbers, one after the other."""
         return b"".join(np.ravel(array).view(np.uint8).data for array in arrays)
